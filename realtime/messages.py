@@ -1,0 +1,165 @@
+"""What web, session host and workers say to each other through Redis.
+
+An inbox message goes to one node (`ms:node:{id}:inbox`), an outbox batch to one web process (`ms:web:{id}:out`).
+Times are `time.time()` seconds, so that a trace can cross processes.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+# To a node
+
+
+class Attach(msgspec.Struct, tag="attach"):
+    """A socket now shows this session. `last_event_id` >= 0 asks for the events after that `seq`."""
+
+    session: str
+    connection: str
+    web: str
+    owner: str
+    model: str = ""
+    last_event_id: int = -1
+
+
+class Detach(msgspec.Struct, tag="detach"):
+    session: str
+    connection: str
+
+
+class ClientEvent(msgspec.Struct, tag="event"):
+    """A client event that web has already validated (`realtime.events.parse_client_event`)."""
+
+    session: str
+    connection: str
+    event: msgspec.Raw
+    received_at: float
+    posted_at: float = 0.0
+
+
+class Completion(msgspec.Struct, tag="completion"):
+    """One `/v1/chat/completions` call. Chunks go back as deliveries to `connection`; see `CompletionPart`."""
+
+    connection: str
+    web: str
+    messages: list[dict[str, str]]
+    max_tokens: int | None
+    temperature: float
+    top_p: float
+    seed: int | None
+    received_at: float
+
+
+class CancelCompletion(msgspec.Struct, tag="cancel_completion"):
+    connection: str
+
+
+class ToolStarted(msgspec.Struct, tag="tool_started"):
+    call: str
+    attempt: int
+    worker: str
+
+
+class ToolProgress(msgspec.Struct, tag="tool_progress"):
+    call: str
+    attempt: int
+    progress: float
+    total: float | None = None
+    message: str = ""
+
+
+class ToolResult(msgspec.Struct, tag="tool_result"):
+    """First result of a call wins; `error` is empty on success."""
+
+    call: str
+    attempt: int
+    output: str
+    error: str
+    started_at: float
+    finished_at: float
+
+
+InboxMessage = Attach | Detach | ClientEvent | Completion | CancelCompletion | ToolStarted | ToolProgress | ToolResult
+
+# To a web process
+
+
+class Delivery(msgspec.Struct):
+    """One JSON event for one socket (or one chat-completion request)."""
+
+    connection: str
+    event: msgspec.Raw
+
+
+class CompletionPart(msgspec.Struct):
+    """The `event` of a delivery that answers a `Completion`. The last part has a `finish_reason` or an `error`."""
+
+    text: str = ""
+    finish_reason: str = ""
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    error_code: str = ""
+    error_message: str = ""
+
+
+# Between host and workers
+
+
+class ToolJob(msgspec.Struct):
+    """Arguments of the Celery task `midstream.run_tool`, as plain JSON."""
+
+    call: str
+    attempt: int
+    node: str
+    name: str
+    arguments: str
+    dispatched_at: float
+
+
+# Measurements
+
+
+class TurnRecord(msgspec.Struct):
+    """One finished turn, for `/metrics` and `/admin` (stream `ms:turns`). Holds no text.
+
+    Seconds since the epoch; 0.0 = did not happen. `spans` are `(name, start, end)` for the waterfall:
+    typing, prefill, note, tool.
+    """
+
+    turn: str
+    session: str
+    node: str
+    strategy: str
+    status: str
+    typing_started_at: float
+    committed_at: float
+    first_token_at: float
+    done_at: float
+    input_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    prefilled_before_commit: int
+    prefilled_after_commit: int
+    notes: int
+    spans: list[tuple[str, float, float]]
+
+
+_inbox_decoder = msgspec.json.Decoder(InboxMessage)
+_outbox_decoder = msgspec.json.Decoder(list[Delivery])
+_encoder = msgspec.json.Encoder()
+
+
+def encode(message: msgspec.Struct | list[Delivery]) -> bytes:
+    """JSON, so that `XRANGE` by hand shows what happened."""
+    return _encoder.encode(message)
+
+
+def decode_inbox(payload: bytes) -> InboxMessage:
+    """Raises `msgspec.DecodeError` for anything that is not an inbox message."""
+    return _inbox_decoder.decode(payload)
+
+
+def decode_outbox(payload: bytes) -> list[Delivery]:
+    """Raises `msgspec.DecodeError`."""
+    return _outbox_decoder.decode(payload)
