@@ -14,13 +14,13 @@ OffsetUnit = Literal["utf16", "code_points"]
 MAX_INT = 2**63 - 1
 
 
-def _by_type(value: Any) -> str:
+def by_type(value: Any) -> str:
     """Union members are tagged <like this>, so that error paths can leave them out."""
     type_ = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
     return f"<{type_}>" if isinstance(type_, str) else "<str>" if isinstance(value, str) else "<other>"
 
 
-def _by_kind(value: Any) -> str:
+def by_kind(value: Any) -> str:
     return "<dict>" if isinstance(value, BaseModel) else f"<{type(value).__name__}>"
 
 
@@ -47,11 +47,11 @@ class ToolNames(WireModel):
 
 
 AllowedTools = Annotated[
-    Annotated[list[ToolName], Tag("<list>")] | Annotated[ToolNames, Tag("<dict>")], Discriminator(_by_kind)
+    Annotated[list[ToolName], Tag("<list>")] | Annotated[ToolNames, Tag("<dict>")], Discriminator(by_kind)
 ]
 RequireApproval = Annotated[
     Annotated[Literal["never", "always"], Tag("<str>")] | Annotated[dict[str, Any], Tag("<dict>")],
-    Discriminator(_by_kind),
+    Discriminator(by_kind),
 ]
 
 
@@ -95,22 +95,22 @@ def _distinct_names(tools: list[Tool]) -> list[Tool]:
 
 Tool = Annotated[
     Annotated[FunctionTool, Tag("<function>")] | Annotated[McpTool, Tag("<mcp>")],
-    Discriminator(_by_type),
+    Discriminator(by_type),
 ]
 Tools = Annotated[list[Tool], Field(max_length=128), AfterValidator(_distinct_names)]
 ToolChoice = Annotated[
     Annotated[Literal["auto", "none", "required"], Tag("<str>")]
     | Annotated[FunctionChoice, Tag("<function>")]
     | Annotated[McpChoice, Tag("<mcp>")],
-    Discriminator(_by_type),
+    Discriminator(by_type),
 ]
 MaxOutputTokens = Annotated[
     Annotated[int, Field(ge=1, le=MAX_INT), Tag("<int>")] | Annotated[Literal["inf"], Tag("<str>")],
-    Discriminator(_by_kind),
+    Discriminator(by_kind),
 ]
 Events = Annotated[
     Annotated[bool, Tag("<bool>")] | Annotated[list[Annotated[str, Field(max_length=64)]], Tag("<list>")],
-    Discriminator(_by_kind),
+    Discriminator(by_kind),
 ]
 Modalities = Annotated[list[str], AfterValidator(_only_text)]
 MetadataKey = Annotated[str, Field(max_length=64)]
@@ -131,7 +131,7 @@ class RetentionRatio(WireModel):
 
 Truncation = Annotated[
     Annotated[Literal["auto", "disabled"], Tag("<str>")] | Annotated[RetentionRatio, Tag("<retention_ratio>")],
-    Discriminator(_by_type),
+    Discriminator(by_type),
 ]
 
 
