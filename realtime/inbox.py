@@ -24,6 +24,15 @@ async def post(client: redis.asyncio.Redis, node: str, message: InboxMessage) ->
     await client.xadd(keys.node_inbox(node), {FIELD: encode(message)}, maxlen=MAX_LENGTH, approximate=True)
 
 
+async def post_all(client: redis.asyncio.Redis, node: str, messages: list[InboxMessage]) -> None:
+    """Adds messages in order, in one round trip. Raises `redis.RedisError`; then any part of them may have arrived."""
+    key = keys.node_inbox(node)
+    async with client.pipeline(transaction=False) as pipeline:
+        for message in messages:
+            pipeline.xadd(key, {FIELD: encode(message)}, maxlen=MAX_LENGTH, approximate=True)
+        await pipeline.execute()
+
+
 def post_sync(client: redis.Redis, node: str, message: InboxMessage) -> None:
     """The same for workers."""
     client.xadd(keys.node_inbox(node), {FIELD: encode(message)}, maxlen=MAX_LENGTH, approximate=True)

@@ -15,7 +15,8 @@ TTL_S = 5
 
 
 class NodeInfo(msgspec.Struct):
-    """`engine` is "ready" or "lost"; `epoch` names the engine process whose KV this node holds."""
+    """`engine` is "ready" or "lost"; `epoch` names the engine process whose KV this node holds; `started_at` changes
+    with every start of the host, which tells web processes to attach their sockets anew."""
 
     node: str
     model: str
@@ -25,6 +26,7 @@ class NodeInfo(msgspec.Struct):
     sessions: int
     at: float
     stats: dict[str, float] = {}
+    started_at: float = 0.0
 
 
 async def heartbeat(client: redis.asyncio.Redis, info: NodeInfo, metrics: bytes) -> None:
