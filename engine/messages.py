@@ -149,7 +149,7 @@ class Finished(msgspec.Struct, tag="finished"):
 
 
 class Prefilled(msgspec.Struct, tag="prefilled"):
-    """After a step that prefilled this context: how many of its tokens are now in KV, and how many this step computed."""
+    """After a step that prefilled this context: how many of its tokens are now in KV, how many it computed."""
 
     context: int
     kv_tokens: int

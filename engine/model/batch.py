@@ -1,0 +1,44 @@
+"""What a model runner is given and gives back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from engine.context import BlockCopy
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceInput:
+    """Tokens of one context at positions `start, start + 1, ...`; its KV lies in `blocks`, these tokens included."""
+
+    tokens: Sequence[int]
+    start: int
+    blocks: Sequence[int]
+    wants_logits: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One step: block copies first, then all sequences on one flat token axis."""
+
+    sequences: Sequence[SequenceInput]
+    copies: Sequence[BlockCopy] = ()
+
+
+class Runner(Protocol):
+    """A model with its KV pool. Token ids must be below `vocab_size`, positions below `max_positions`."""
+
+    vocab_size: int
+    max_positions: int
+    bytes_per_token: int
+    block_size: int
+    kv_blocks: int
+
+    def run(self, batch: Batch) -> torch.Tensor:
+        """Writes the KV of all tokens; returns float32 logits `[rows, vocab_size]` after the last token of each
+        sequence that wants them, in order. Does not wait for the device."""
+        ...

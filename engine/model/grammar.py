@@ -1,0 +1,98 @@
+"""Constrained decoding: a grammar decides which tokens may come next (xgrammar)."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+import xgrammar
+
+from engine.messages import Grammar
+
+_MAX_SOURCE_BYTES = 32 * 1024
+_MAX_CACHED = 64
+
+
+class GrammarError(ValueError):
+    """The grammar is invalid, too large, or cannot be used with this model."""
+
+
+class Matcher:
+    """The state of one constrained generation; advanced by generated tokens only."""
+
+    def __init__(self, compiled: xgrammar.CompiledGrammar, vocab_size: int, stop_token_ids: Sequence[int]) -> None:
+        self._matcher = xgrammar.GrammarMatcher(compiled, override_stop_tokens=list(stop_token_ids))
+        self._stop_token_ids = stop_token_ids
+        self._scratch = xgrammar.allocate_token_bitmask(1, vocab_size)
+
+    def accept(self, token: int) -> None:
+        """Advances by a generated token. Raises `GrammarError` if the grammar does not allow it."""
+        if not self._matcher.accept_token(token):
+            raise GrammarError(f"token {token} is not allowed by the grammar")
+
+    def fill(self, bitmask: torch.Tensor, row: int) -> None:
+        """Writes the allowed next tokens into a row of an int32 CPU bitmask (`xgrammar.allocate_token_bitmask`)."""
+        self._matcher.fill_next_token_bitmask(bitmask, row)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the text is complete and nothing but a stop token could follow.
+
+        A grammar such as `[0-9]+` is complete after every digit, but not finished.
+        """
+        if not self._matcher.is_completed():
+            return False
+        self._matcher.fill_next_token_bitmask(self._scratch)
+        words = self._scratch[0]
+        for token in self._stop_token_ids:
+            word, bit = divmod(token, 32)
+            # Two's complement: clearing the sign bit of an int32 needs Python's unbounded ~.
+            words[word] = int(words[word]) & ~(1 << bit) if bit < 31 else int(words[word]) & 0x7FFFFFFF
+        return not bool(words.any())
+
+
+class GrammarCompiler:
+    """Compiles grammars for one tokenizer; keeps the last used."""
+
+    def __init__(self, tokenizer_info: xgrammar.TokenizerInfo, threads: int) -> None:
+        self._compiler = xgrammar.GrammarCompiler(tokenizer_info, max_threads=threads, cache_enabled=False)
+        self._vocab_size: int = tokenizer_info.vocab_size
+        self._default_stops: list[int] = list(tokenizer_info.stop_token_ids)
+        self._compiled: OrderedDict[Grammar, xgrammar.CompiledGrammar] = OrderedDict()
+
+    @classmethod
+    def from_folder(cls, folder: Path, vocab_size: int, threads: int) -> GrammarCompiler | None:
+        """For the tokenizer in a model folder; None when there is none."""
+        if not (folder / "tokenizer_config.json").is_file():
+            return None
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        return cls(xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=vocab_size), threads)
+
+    def matcher(self, grammar: Grammar, stop_token_ids: Sequence[int]) -> Matcher:
+        """A matcher at its start. Without `stop_token_ids` the tokenizer's own are used. Raises `GrammarError`."""
+        return Matcher(self._compile(grammar), self._vocab_size, self.stops(stop_token_ids))
+
+    def stops(self, stop_token_ids: Sequence[int]) -> list[int]:
+        """The stop tokens a constrained generation ends with."""
+        return list(stop_token_ids) or self._default_stops
+
+    def _compile(self, grammar: Grammar) -> xgrammar.CompiledGrammar:
+        compiled = self._compiled.pop(grammar, None) or self._compile_new(grammar)
+        self._compiled[grammar] = compiled
+        if len(self._compiled) > _MAX_CACHED:
+            self._compiled.popitem(last=False)
+        return compiled
+
+    def _compile_new(self, grammar: Grammar) -> xgrammar.CompiledGrammar:
+        if len(grammar.source.encode()) > _MAX_SOURCE_BYTES:
+            raise GrammarError(f"the grammar is larger than {_MAX_SOURCE_BYTES} bytes")
+        try:
+            if grammar.kind == "regex":
+                return self._compiler.compile_regex(grammar.source)
+            return self._compiler.compile_json_schema(grammar.source, any_whitespace=False)
+        except (RuntimeError, ValueError, TypeError) as error:
+            raise GrammarError(f"invalid {grammar.kind}: {error}") from error

@@ -1,0 +1,61 @@
+"""Runs any transformers causal LM whose attention goes through the attention interface: breadth, and the oracle."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from engine.kv.tensors import KvTensors
+from engine.model.attention import lay_out
+from engine.model.batch import Batch
+
+
+class TransformersRunner:
+    """`model` must have been loaded with `attn_implementation=attention.IMPLEMENTATION` (see `loader`)."""
+
+    def __init__(self, model: Any, kv_blocks: int, block_size: int) -> None:
+        config = model.config
+        self._base = model.base_model
+        self._head = model.get_output_embeddings()
+        self._device = torch.device(model.device)
+        kv_heads = config.num_key_value_heads
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self._groups = config.num_attention_heads // kv_heads
+        self._kv = KvTensors(
+            config.num_hidden_layers, kv_heads, head_dim, kv_blocks, block_size, model.dtype, self._device
+        )
+        self.vocab_size: int = config.vocab_size
+        self.max_positions: int = config.max_position_embeddings
+        self.bytes_per_token = kv_bytes_per_token(config, model.dtype)
+        self.block_size = block_size
+        self.kv_blocks = kv_blocks
+
+    @torch.inference_mode()
+    def run(self, batch: Batch) -> torch.Tensor:
+        """See `Runner.run`."""
+        self._kv.copy_blocks(batch.copies)
+        tokens = [token for sequence in batch.sequences for token in sequence.tokens]
+        positions = [sequence.start + i for sequence in batch.sequences for i in range(len(sequence.tokens))]
+        hidden = self._base(
+            input_ids=torch.tensor([tokens], device=self._device),
+            position_ids=torch.tensor([positions], device=self._device),
+            use_cache=False,
+            paged_batch=lay_out(batch.sequences, self._kv, self._groups, self._device),
+        ).last_hidden_state[0]
+        logits: torch.Tensor = self._head(hidden[self._last_rows(batch)]).float()
+        return logits
+
+    def _last_rows(self, batch: Batch) -> torch.Tensor:
+        rows, end = [], 0
+        for sequence in batch.sequences:
+            end += len(sequence.tokens)
+            if sequence.wants_logits:
+                rows.append(end - 1)
+        return torch.tensor(rows, dtype=torch.int64, device=self._device)
+
+
+def kv_bytes_per_token(config: Any, dtype: torch.dtype) -> int:
+    """Bytes of K and V over all layers for one token."""
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return int(2 * config.num_hidden_layers * config.num_key_value_heads * head_dim * dtype.itemsize)
