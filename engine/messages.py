@@ -149,11 +149,14 @@ class Finished(msgspec.Struct, tag="finished"):
 
 
 class Prefilled(msgspec.Struct, tag="prefilled"):
-    """After a step that prefilled this context: how many of its tokens are now in KV, how many it computed."""
+    """After a step that prefilled this context: how many of its tokens are now in KV, how many it computed,
+    and when that step began and ended."""
 
     context: int
     kv_tokens: int
     computed: int
+    started_at: float = 0.0
+    ended_at: float = 0.0
 
 
 class KvMoved(msgspec.Struct, tag="kv"):

@@ -96,7 +96,7 @@ def paged_attention(
     keys, values = kv.keys[layer], kv.values[layer]
     _write(keys, key[0], paged_batch)
     _write(values, value[0], paged_batch)
-    _, heads, tokens, dim = query.shape
+    heads, tokens, dim = query.shape[1:]
     kv_heads = keys.shape[0]
     # [kv_heads, groups, tokens, dim]: consecutive query heads share a KV head.
     grouped = query.view(kv_heads, heads // kv_heads, tokens, dim)
