@@ -246,7 +246,7 @@ class EngineCore:
             sampled = iter(self._run(plan))
             ended = self._clock()
             for work in plan.work:
-                self._commit(work)
+                self._commit(work, started, ended)
                 if work.samples:
                     self._take(work.context, next(sampled), ended)
         except Exception:
@@ -269,7 +269,7 @@ class EngineCore:
                 rows.append(SampleRow(generation.params.sampling, work.start + work.count, generation.matcher))
         return sample(logits, rows) if rows else []
 
-    def _commit(self, work: Work) -> None:
+    def _commit(self, work: Work, started: float, ended: float) -> None:
         context = work.context
         context.kv_length = work.start + work.count
         if not context.pending:
@@ -278,7 +278,7 @@ class EngineCore:
             self._decode_tokens += work.count
         else:
             self._prefill_tokens += work.count
-            self._items.append(m.Prefilled(context.id, context.kv_length, work.count))
+            self._items.append(m.Prefilled(context.id, context.kv_length, work.count, started, ended))
 
     def _take(self, context: Context, token: int, now: float) -> None:
         """A sampled token: keeps and emits it, or ends the generation, or both."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,6 +44,13 @@ def teach(tools: list[ToolSpec]) -> str:
 def call_prefix(name: str) -> str:
     """A call up to its arguments."""
     return f'{OPEN}\n{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": '
+
+
+def call_prefix_pattern(names: list[str]) -> str:
+    """A regular expression for the prefix of a call of one of these."""
+    frame = call_prefix("NAME")
+    before, _, after = re.escape(frame).partition("NAME")
+    return f"{before}({'|'.join(re.escape(name) for name in names)}){after}"
 
 
 CALL_SUFFIX = f"}}\n{CLOSE}"

@@ -85,10 +85,15 @@ InboxMessage = Attach | Detach | ClientEvent | Completion | CancelCompletion | T
 
 
 class Delivery(msgspec.Struct):
-    """One JSON event for one socket (or one chat-completion request)."""
+    """One JSON event for one socket (or one chat-completion request).
+
+    `seq` repeats the event's own, so that a web process can drop a batch that a retried write delivered twice
+    (-1: the event carries none).
+    """
 
     connection: str
     event: msgspec.Raw
+    seq: int = -1
 
 
 class CompletionPart(msgspec.Struct):

@@ -121,7 +121,8 @@ _HARD_TEXTS = (
     "a  b   c \n\n d\t\te \r\n \n f    ",
     "1234567 + 3.14159 = 1,000,000 (x2) 12ab34 -5% $9.99",
     "caf\u00e9 e\u0301a\u0327\u0301 \u65e5\u672c\u8a9e\u3001\u4e2d\u6587\u3002 \ud55c\uad6d\u1112\u1161\u11ab",
-    "\U0001f600\U0001f468\u200d\U0001f469\u200d\U0001f467 \u0645\u0631\u062d\u0628\u0627 \u0939\u093f\u0928\u094d\u0926\u0940",
+    "\U0001f600\U0001f468\u200d\U0001f469\u200d\U0001f467 x\U0001f44d\U0001f3fd",
+    "\u0645\u0631\u062d\u0628\u0627 \u0939\u093f\u0928\u094d\u0926\u0940",
     'def f(x):\n    return {"a": [x, -1]}  # !!!???\n\n```\ncode <|im_end|> </b>\n',
     "HelloWorld fooBAR snake_case http://a.b/c?d=e&f #tag @me A.B.C. ...---...",
 )

@@ -1,0 +1,483 @@
+"""The actor of one session: the only writer of its state, `seq` numbers, event log and transcript.
+
+Messages come one at a time from the node's inbox; a running response is a task of this actor on the same event loop,
+so nothing here needs a lock: between two awaits the actor is alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from redis.asyncio.client import Pipeline
+
+from engine.client import ContextHandle, EngineError, EngineLost
+from engine.messages import KvMoved, Prefilled
+from realtime import event_log, keys, store
+from realtime.conversation import Conversation, Item, McpCall, McpError, Message, to_wire
+from realtime.errors import ProtocolError
+from realtime.events import parse_client_event, server_event
+from realtime.messages import Attach, ClientEvent, Detach
+from realtime.node import Node
+from realtime.prompt import PromptBuilder
+from realtime.response import Event, Response
+from realtime.session import (
+    CancelResponse,
+    Committed,
+    Configured,
+    Deleted,
+    Edited,
+    Effect,
+    Respond,
+    Saved,
+    Send,
+    Session,
+)
+from realtime.session_config import SessionConfig
+from realtime.simultaneous.thinker import Thinker
+from realtime.turn import Turn
+from realtime.turn_log import add_turn
+from realtime.turn_trace import Arrival, TurnTrace
+
+log = logging.getLogger(__name__)
+
+RECENT_EVENTS = 512
+Acknowledge = Callable[[list[bytes]], None]
+ActorMessage = Attach | Detach | ClientEvent
+
+
+class Actor:
+    """Owns the session, its sockets, its engine context, its thinking and its running turn."""
+
+    def __init__(self, node: Node, session: Session, owner: str, seq: int, acknowledge: Acknowledge) -> None:
+        self.node = node
+        self.session = session
+        self.session_id = session.id
+        self.prompt = PromptBuilder(node.format)
+        self.thinker = Thinker(self)
+        self.turn: Turn | None = None
+        self.idle_since: float | None = time.monotonic()
+        self._owner = owner
+        self._seq = seq
+        self._acknowledge = acknowledge
+        self._connections: dict[str, str] = {}
+        self._recent: deque[tuple[int, bytes]] = deque(maxlen=RECENT_EVENTS)
+        self._queue: asyncio.Queue[tuple[bytes, ActorMessage]] = asyncio.Queue()
+        self._task: asyncio.Task[None] | None = None
+        self._context: ContextHandle | None = None
+        self._anchor: str | None = None
+        self._record_queued = False
+        self._updated_sent = 0
+        self._lost_response = ""
+        self._typing_started_at = 0.0
+        self._sent: Arrival | None = None
+
+    # Life
+
+    @classmethod
+    def new(cls, node: Node, session_id: str, owner: str, acknowledge: Acknowledge) -> Actor:
+        session = Session(session_id, SessionConfig(model=node.model), Conversation())
+        actor = cls(node, session, owner, 0, acknowledge)
+        actor._save_record()
+        return actor
+
+    @classmethod
+    async def load(cls, node: Node, session_id: str, acknowledge: Acknowledge) -> Actor | None:
+        """From Redis; None when it holds no such session. Raises `redis.RedisError`."""
+        record = await store.load_session(node.redis, session_id)
+        if record is None:
+            return None
+        items = await store.load_items(node.redis, session_id)
+        config = SessionConfig.model_validate_json(record.config).model_copy(update={"model": node.model})
+        conversation = Conversation.from_json(b"[" + b",".join(items) + b"]")
+        actor = cls(node, Session(session_id, config, conversation), record.owner, record.seq, acknowledge)
+        actor.session.buffer.revision = record.revision
+        actor._lost_response = record.active_response
+        actor.fail_lost_response()
+        return actor
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run(), name=f"actor {self.session_id}")
+
+    async def close(self) -> None:
+        """Ends the turn with its terminal event and lets go of the engine."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+        if self.turn is not None:
+            await self.turn.aclose()
+        self.thinker.stop()
+        self._drop_context()
+
+    def post(self, entry_id: bytes, message: ActorMessage) -> None:
+        self._queue.put_nowait((entry_id, message))
+
+    def engine_changed(self) -> None:
+        """The engine was lost or is back: what it held is gone."""
+        self._context = None
+        self.thinker.engine_changed()
+
+    def fail_lost_response(self) -> None:
+        """A response that an earlier process left running gets its terminal event."""
+        if not self._lost_response:
+            return
+        response: Event = {
+            "id": self._lost_response,
+            "object": "realtime.response",
+            "status": "failed",
+            "status_details": {"type": "failed", "error": {"type": "server_error", "code": "engine_unavailable"}},
+            "output": [],
+            "usage": None,
+        }
+        self._lost_response = ""
+        self._emit(server_event("response.done", response=response))
+        self._mark_active(False)
+        self._save_record()
+
+    async def _run(self) -> None:
+        while True:
+            batch = [await self._queue.get()]
+            while not self._queue.empty():
+                batch.append(self._queue.get_nowait())
+            for entry_id, message in batch:
+                try:
+                    await self._handle(message)
+                except Exception:
+                    log.exception("session %s: a message failed", self.session_id)
+                self._acknowledge([entry_id])
+            self._report_buffer()
+            self.thinker.update()
+
+    async def _handle(self, message: ActorMessage) -> None:
+        if isinstance(message, Attach):
+            await self._attach(message)
+        elif isinstance(message, Detach):
+            self._connections.pop(message.connection, None)
+        else:
+            self._on_client_event(message)
+        self.idle_since = None if self._connections or self.turn else time.monotonic()
+
+    # Client events
+
+    def _on_client_event(self, message: ClientEvent) -> None:
+        arrival = Arrival(message.received_at, message.posted_at, time.time())
+        try:
+            event = parse_client_event(bytes(message.event).decode())
+            for effect in self.session.handle(event):
+                self._carry_out(effect, arrival)
+        except ProtocolError as error:
+            self._reply(message.connection, error.to_event())
+
+    def _carry_out(self, effect: Effect, arrival: Arrival) -> None:
+        match effect:
+            case Send(event=event):
+                self._emit(event)
+            case Edited():
+                if not self._typing_started_at:
+                    self._typing_started_at = arrival.received_at
+                self.thinker.edited(arrival)
+            case Configured():
+                self.thinker.configured()
+                self._save_record()
+            case Committed(item=item):
+                self._sent = arrival
+                self.thinker.committed(item)
+            case Saved(item=item, order=order):
+                self._save_item(item, order)
+            case Deleted(item_id=item_id):
+                session = self.session_id
+                self.node.publisher.write(lambda pipeline: store.delete_item(pipeline, session, item_id))
+            case Respond():
+                self._respond(effect, arrival)
+            case CancelResponse():
+                if self.turn is not None:
+                    self.turn.cancel()
+
+    def _report_buffer(self) -> None:
+        buffer = self.session.buffer
+        if buffer.revision != self._updated_sent:
+            self._updated_sent = buffer.revision
+            self._emit(server_event("input_text_buffer.updated", revision=buffer.revision, length=buffer.length))
+            self._save_record()
+
+    # Responses
+
+    def _respond(self, respond: Respond, arrival: Arrival) -> None:
+        """Starts a turn. Raises `ProtocolError` context_length_exceeded when the prompt cannot fit."""
+        prompt = self._fitting_prompt(respond)
+        response = Response(respond.metadata, respond.config.max_output_tokens)
+        sent, self._sent = self._sent or arrival, None
+        trace = TurnTrace(
+            self.session_id,
+            self.node.settings.node_id,
+            respond.config.strategy,
+            sent,
+            typing_started_at=self._typing_started_at,
+        )
+        self.thinker.hand_over(trace)
+        self._typing_started_at = 0.0
+        self._anchor = self._last_id()
+        self.session.response_started(response.id)
+        self._mark_active(True)
+        self._save_record()
+        self.turn = Turn(self, response, respond.config, prompt, trace)
+        self.turn.start()
+
+    def _fitting_prompt(self, respond: Respond) -> list[int]:
+        """The answer prompt; with `truncation` auto the oldest turns give way, half of the context at once, so that
+        the next turns keep their KV."""
+        config, items = respond.config, list(self.session.conversation)
+        limit = self.node.max_context - 1
+        prompt = self.thinker.answer_prompt(config, items)
+        if len(prompt) <= limit:
+            return prompt
+        dropped = 0
+        if config.truncation != "disabled":
+            while len(prompt) > limit // 2 and (following := _next_user_item(items, dropped + 1)) is not None:
+                dropped = following
+                prompt = self.thinker.answer_prompt(config, items[dropped:])
+        if len(prompt) > limit:
+            message = f"the prompt has {len(prompt)} tokens; the context takes {limit}"
+            raise ProtocolError("context_length_exceeded", message, None, respond.event_id)
+        self.emit_extension("midstream.truncated", items=dropped)
+        return prompt
+
+    def emit_response(self, response: Response, events: list[Event]) -> None:
+        """For the turn: sends its events and keeps its finished items in the conversation."""
+        for event in events:
+            if event["type"] == "response.output_item.done":
+                self._keep(_item_of(event["item"]))
+            self._emit(event)
+
+    def last_item_id(self) -> str | None:
+        """The item after which the running response's next item goes."""
+        return self._anchor
+
+    def turn_done(self, turn: Turn, generated: list[int]) -> None:
+        """The turn's last word: `generated` is what followed its prompt."""
+        fmt = self.node.format
+        run = [*fmt.assistant_open, *generated, *fmt.assistant_close]
+        self.prompt.remember([item["id"] for item in turn.response.items], run)
+        record = turn.trace.record(turn.response.id, turn.usage)
+        self.node.metrics.turn(record)
+        self.node.publisher.write(lambda pipeline: add_turn(pipeline, record))
+        self.emit_extension("midstream.turn", **turn.trace.turn_event(turn.response.id, turn.usage))
+        self.emit_extension("midstream.trace", **turn.trace.trace_event(turn.response.id, turn.usage))
+        self.turn = None
+        self.idle_since = None if self._connections else time.monotonic()
+        self._mark_active(False)
+        self._save_record()
+        self.thinker.turn_ended()
+        for effect in self.session.response_ended():
+            self._start_queued(effect)
+        self.thinker.update()
+
+    def _start_queued(self, effect: Effect) -> None:
+        now = time.time()
+        try:
+            self._carry_out(effect, Arrival(now, now, now))
+        except ProtocolError as error:
+            self._emit(error.to_event())
+
+    def _keep(self, item: Item) -> None:
+        if self._anchor is not None and self._anchor not in self.session.conversation:
+            self._anchor = None  # deleted meanwhile
+        self.session.conversation.add(item, self._anchor)
+        self._anchor = item.id
+        self._save_item(item, order=True)
+
+    def _last_id(self) -> str | None:
+        last = None
+        for item in self.session.conversation:
+            last = item.id
+        return last
+
+    # The engine context
+
+    @property
+    def context_now(self) -> ContextHandle | None:
+        """The context, opened if an engine is there; None while there is none."""
+        client = self.node.link.current
+        if client is None or client.lost.is_set():
+            self._context = None
+        elif self._context is None:
+            try:
+                self._context = client.open("background")
+            except (EngineLost, EngineError):
+                return None
+            self._context.on_prefilled = self._on_prefilled
+            self._context.on_kv_moved = self._on_kv_moved
+        return self._context
+
+    async def context(self) -> ContextHandle:
+        """The context, waiting for an engine if need be. Raises `EngineLost` when none comes."""
+        deadline = time.monotonic() + self.node.settings.engine_wait_s
+        while (context := self.context_now) is None:
+            await self.node.link.client(deadline - time.monotonic())
+            await asyncio.sleep(0.01)
+        return context
+
+    def discard_context(self) -> None:
+        """After a refusal the mirror cannot be trusted: the next use opens a new context."""
+        self._drop_context()
+
+    def hold(self, context: ContextHandle, expected_s: float | None) -> None:
+        """Keeps the KV of a turn that waits for a tool."""
+        context.hold("tool", expected_s)
+        self._save_kv("device", context.kv_tokens, "preserve", "tool")
+
+    def _drop_context(self) -> None:
+        context, self._context = self._context, None
+        if context is not None:
+            with contextlib.suppress(EngineLost):
+                context.close()
+            session = self.session_id
+            self.node.publisher.write(lambda pipeline: store.delete_kv(pipeline, session))
+
+    def _on_prefilled(self, item: Prefilled) -> None:
+        self.thinker.prefilled(item)
+
+    def _on_kv_moved(self, item: KvMoved) -> None:
+        self._save_kv(item.location, item.tokens, item.decision, item.reason)
+        state = "preserved" if item.decision == "preserve" else "discarded"
+        fields = {"state": state, "reason": item.reason, "tokens": item.tokens, "bytes": item.bytes}
+        self.emit_extension("midstream.kv.state", **fields)
+
+    def _save_kv(self, location: str, tokens: int, decision: str, reason: str) -> None:
+        client = self.node.link.current
+        if client is None:
+            return
+        size = tokens * client.ready.bytes_per_token
+        node_id, epoch = self.node.settings.node_id, client.ready.epoch
+        record = store.KvRecord(node_id, epoch, location, tokens, size, decision, reason, time.time())
+        session, ttl = self.session_id, self.node.settings.session_retention_s
+        self.node.publisher.write(lambda pipeline: store.save_kv(pipeline, session, record, ttl))
+
+    def save_idle_kv(self, reason: str) -> None:
+        """Tells Redis where the KV is while nothing holds it."""
+        if self._context is not None:
+            self._save_kv("device", self._context.kv_tokens, "", reason)
+
+    # Sockets and events
+
+    async def _attach(self, message: Attach) -> None:
+        missed = await self._missed(message.last_event_id) if message.last_event_id >= 0 else []
+        self._connections[message.connection] = message.web
+        if self._seq or message.last_event_id >= 0:
+            snapshot = {} if missed is not None and message.last_event_id >= 0 else {"snapshot": self._snapshot()}
+            resumed = server_event("midstream.session.resumed", from_event_id=message.last_event_id, **snapshot)
+            self._reply(message.connection, {**resumed, "last_event_id": self._seq})
+        for seq, event in missed or []:
+            self.node.publisher.deliver(message.web, message.connection, event, seq)
+
+    async def _missed(self, last_event_id: int) -> list[tuple[int, bytes]] | None:
+        """Events after `last_event_id`, from memory or else from the log; None when they are gone."""
+        if last_event_id > self._seq:
+            return None
+        if last_event_id == self._seq:
+            return []
+        if not self._recent or self._recent[0][0] > last_event_id + 1:
+            logged = await event_log.read_after(self.node.redis, self.session_id, last_event_id)
+            if not logged:
+                return None
+            older = [(last_event_id + 1 + index, event) for index, event in enumerate(logged)]
+            last = older[-1][0]
+        else:
+            older, last = [], last_event_id
+        return older + [(seq, event) for seq, event in self._recent if seq > last]
+
+    def _snapshot(self) -> Event:
+        running = None
+        if self.turn is not None:
+            response = self.turn.response
+            running = {"id": response.id, "item_id": response.message_id, "text": response.text}
+        items = [to_wire(item) for item in self.session.conversation]
+        return {"items": items, "response": running, "revision": self.session.buffer.revision}
+
+    def emit_extension(self, event_type: str, **fields: Any) -> None:
+        """An opt-in event: sent only where the session asked for it."""
+        if self.session.config.wants_event(event_type):
+            self._emit(server_event(event_type, **fields))
+
+    def _emit(self, event: Event) -> None:
+        self._seq += 1
+        seq, payload = self._seq, msgspec.json.encode({**event, "seq": self._seq})
+        self._recent.append((seq, payload))
+        settings, session = self.node.settings, self.session_id
+        self.node.publisher.write(
+            lambda pipeline: event_log.append(
+                pipeline, session, [(seq, payload)], settings.event_log_length, settings.event_log_ttl_s
+            )
+        )
+        for connection, web in self._connections.items():
+            self.node.publisher.deliver(web, connection, payload, seq)
+        self._save_record()
+
+    def _reply(self, connection: str, event: Event) -> None:
+        """To one socket only: not numbered, not replayed."""
+        web = self._connections.get(connection)
+        if web is not None:
+            self.node.publisher.deliver(web, connection, msgspec.json.encode(event))
+
+    # Persistence
+
+    def _save_item(self, item: Item, order: bool) -> None:
+        session, payload = self.session_id, msgspec.json.encode(item)
+        self.node.publisher.write(lambda pipeline: store.save_item(pipeline, session, item.id, payload))
+        if order:
+            ids = [kept.id for kept in self.session.conversation]
+            self.node.publisher.write(lambda pipeline: store.save_order(pipeline, session, ids))
+
+    def _save_record(self) -> None:
+        if not self._record_queued:
+            self._record_queued = True
+            self.node.publisher.write(self._write_record)
+
+    def _write_record(self, pipeline: Pipeline) -> None:
+        """Runs at the flush, so that one write covers everything since the last."""
+        self._record_queued = False
+        record = store.SessionRecord(
+            owner=self._owner,
+            node=self.node.settings.node_id,
+            model=self.node.model,
+            config=self.session.config.model_dump_json(),
+            seq=self._seq,
+            revision=self.session.buffer.revision,
+            active_response=self.session.active_response,
+        )
+        store.save_session(pipeline, self.session_id, record, self.node.settings.session_retention_s)
+
+    def _mark_active(self, active: bool) -> None:
+        key, session = keys.node_active(self.node.settings.node_id), self.session_id
+        self.node.publisher.write(
+            lambda pipeline: pipeline.sadd(key, session) if active else pipeline.srem(key, session)
+        )
+
+
+def _item_of(wire: Event) -> Item:
+    """A finished output item as the conversation keeps it."""
+    from realtime.conversation import FunctionCall
+
+    if wire["type"] == "message":
+        content = tuple(part["text"] for part in wire["content"])
+        return Message(wire["id"], "assistant", content, wire["status"])
+    if wire["type"] == "function_call":
+        return FunctionCall(wire["id"], wire["call_id"], wire["name"], wire["arguments"], wire["status"])
+    error = wire["error"] and McpError(wire["error"]["type"], wire["error"]["message"])
+    return McpCall(wire["id"], wire["server_label"], wire["name"], wire["arguments"], wire["output"], error)
+
+
+def _next_user_item(items: list[Item], start: int) -> int | None:
+    """Index of the next user message from `start` on: a conversation is cut only there."""
+    for index in range(start, len(items)):
+        item = items[index]
+        if isinstance(item, Message) and item.role == "user":
+            return index
+    return None

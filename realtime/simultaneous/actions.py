@@ -1,0 +1,31 @@
+"""LiveMind's two actions while the user types: write a note (`inference`) or `wait` (arXiv 2406.14319)."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+NOTE_TOKEN_BUDGET = 64
+MAX_NOTE_CHARS = 400
+
+# For constrained decoding. Bounded, because an unbounded note could end in endless white space.
+ACTION_GRAMMAR = rf"(wait\.|inference\. [^ \n][^\n]{{0,{MAX_NOTE_CHARS - 1}}})"
+
+_ACTION = re.compile(rf"\s*(?:(?P<wait>wait\.)|inference\. (?P<note>\S[^\n]{{0,{MAX_NOTE_CHARS - 1}}}))\s*")
+
+
+@dataclass(frozen=True)
+class Action:
+    """`note` is empty except for `inference`."""
+
+    kind: Literal["inference", "wait", "unparsable"]
+    note: str = ""
+
+
+def parse_action(text: str) -> Action:
+    """What the model chose. Text in any other form is `unparsable` and never becomes a note."""
+    match = _ACTION.fullmatch(text)
+    if match is None:
+        return Action("unparsable")
+    return Action("wait") if match["wait"] else Action("inference", match["note"].rstrip())

@@ -1,0 +1,126 @@
+"""The host's side of a server-run tool: dispatch, deadline, lost workers, cancel. The first result of a call wins."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import redis
+import redis.asyncio
+from kombu.exceptions import OperationalError
+
+from realtime import keys
+from realtime.messages import ToolJob, ToolProgress, ToolResult, ToolStarted
+from realtime.publisher import Publisher
+from realtime.settings import RealtimeSettings
+from realtime.tool_queue import ToolQueue
+from realtime.tools import ServerTool
+
+log = logging.getLogger(__name__)
+
+RECORD_TTL_S = 3600
+WORKER_CHECK_S = 1.0
+MAX_ATTEMPTS = 2
+
+Progress = Callable[[ToolProgress], None]
+
+
+class _Call:
+    """A call in flight: what the inbox has said of it so far."""
+
+    def __init__(self, on_progress: Progress) -> None:
+        self.on_progress = on_progress
+        self.attempt = 1
+        self.worker = ""
+        self.result: asyncio.Future[ToolResult] = asyncio.get_running_loop().create_future()
+
+
+class ToolDispatch:
+    """Runs tools on the workers. `on_message` is fed from the node's inbox."""
+
+    def __init__(self, client: redis.asyncio.Redis, publisher: Publisher, settings: RealtimeSettings) -> None:
+        self._client = client
+        self._publisher = publisher
+        self._settings = settings
+        self._queue = ToolQueue(settings.redis_url)
+        self._calls: dict[str, _Call] = {}
+
+    async def run(self, session: str, call_id: str, tool: ServerTool, arguments: str, progress: Progress) -> ToolResult:
+        """The result, always: a hung, lost or unreachable worker gives a `ToolResult` with an error. When the caller is
+        cancelled the worker is told, and whatever it still sends is ignored."""
+        call = self._calls[call_id] = _Call(progress)
+        try:
+            return await self._attempts(session, call_id, call, tool, arguments)
+        except asyncio.CancelledError:
+            self._publisher.write(lambda pipeline: pipeline.hset(keys.tool(call_id), mapping={"cancel": "1"}))
+            raise
+        finally:
+            del self._calls[call_id]
+
+    def on_message(self, message: ToolStarted | ToolProgress | ToolResult) -> None:
+        """Messages of unknown calls (cancelled, timed out, of an earlier process) and of given-up attempts are ignored."""
+        call = self._calls.get(message.call)
+        if call is None or message.attempt != call.attempt and not isinstance(message, ToolResult):
+            return
+        if isinstance(message, ToolStarted):
+            call.worker = message.worker
+        elif isinstance(message, ToolProgress):
+            call.on_progress(message)
+        elif not call.result.done():
+            call.result.set_result(message)
+
+    async def _attempts(self, session: str, call_id: str, call: _Call, tool: ServerTool, arguments: str) -> ToolResult:
+        while True:
+            error = await self._send(session, call_id, call, tool, arguments)
+            result = error or await self._wait(call_id, call, tool)
+            if result is not None:
+                return result
+            if not tool.idempotent or call.attempt >= MAX_ATTEMPTS:
+                return _failure(call_id, call, "the worker running this tool was lost")
+            call.attempt, call.worker = call.attempt + 1, ""
+            log.warning("call %s: worker lost, attempt %d", call_id, call.attempt)
+
+    async def _send(
+        self, session: str, call_id: str, call: _Call, tool: ServerTool, arguments: str
+    ) -> ToolResult | None:
+        now = time.time()
+        record: dict[Any, Any] = {
+            "session": session,
+            "node": self._settings.node_id,
+            "name": tool.name,
+            "dispatched_at": now,
+        }
+        self._publisher.write(lambda pipeline: pipeline.hset(keys.tool(call_id), mapping=record))
+        self._publisher.write(lambda pipeline: pipeline.expire(keys.tool(call_id), RECORD_TTL_S))
+        job = ToolJob(call_id, call.attempt, self._settings.node_id, tool.name, arguments, now)
+        try:
+            await self._queue.send(job)
+        except (OperationalError, OSError) as error:
+            log.warning("call %s: no broker: %s", call_id, error)
+            return _failure(call_id, call, "the tool queue is unreachable")
+        return None
+
+    async def _wait(self, call_id: str, call: _Call, tool: ServerTool) -> ToolResult | None:
+        """The result, a failure at the deadline, or None when the worker that had the call is gone."""
+        deadline = time.monotonic() + self._settings.tool_queue_wait_s + tool.time_limit_s
+        while time.monotonic() < deadline:
+            done, _ = await asyncio.wait({call.result}, timeout=WORKER_CHECK_S)
+            if done:
+                return call.result.result()
+            if call.worker and not await self._alive(call.worker):
+                return None
+        return _failure(call_id, call, "the tool did not answer in time")
+
+    async def _alive(self, worker: str) -> bool:
+        try:
+            return bool(await self._client.exists(keys.worker(worker)))
+        except redis.RedisError:
+            return True  # Redis is away, which says nothing about the worker
+
+
+def _failure(call_id: str, call: _Call, error: str) -> ToolResult:
+    now = time.time()
+    return ToolResult(call_id, call.attempt, "", error, now, now)

@@ -1,0 +1,60 @@
+"""The tools that this server runs itself: what the model and the session host know about them.
+
+How they do their work is in `workers/`; the host never imports that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+SERVER_LABEL = "midstream"
+
+
+@dataclass(frozen=True)
+class ServerTool:
+    """`parameters` is a JSON schema. An `idempotent` tool may be run again when its worker died."""
+
+    name: str
+    description: str
+    parameters: dict[str, Any]
+    idempotent: bool
+    time_limit_s: float
+
+
+CALCULATOR = ServerTool(
+    name="calculator",
+    description="Evaluates one arithmetic expression exactly, for example 1234*5678 or sqrt(2)/3.",
+    parameters={
+        "type": "object",
+        "properties": {
+            "expression": {
+                "type": "string",
+                "minLength": 1,
+                "maxLength": 500,
+                "description": "Numbers, + - * / // % ** and parentheses; sqrt, abs, round, min, max.",
+            }
+        },
+        "required": ["expression"],
+        "additionalProperties": False,
+    },
+    idempotent=True,
+    time_limit_s=5.0,
+)
+
+WAIT = ServerTool(
+    name="wait",
+    description="Waits the given number of seconds, then answers.",
+    parameters={
+        "type": "object",
+        "properties": {
+            "seconds": {"type": "number", "minimum": 0, "maximum": 60, "description": "How long to wait, 0 to 60."}
+        },
+        "required": ["seconds"],
+        "additionalProperties": False,
+    },
+    idempotent=True,
+    time_limit_s=65.0,
+)
+
+SERVER_TOOLS: dict[str, ServerTool] = {tool.name: tool for tool in (CALCULATOR, WAIT)}

@@ -1,0 +1,319 @@
+"""One response, run: prompt -> generate -> [tool call -> hold -> result -> resume]* -> `response.done`.
+
+Every exit, cancel included, emits exactly one `response.done`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from engine.client import ContextHandle, EngineError, EngineLost
+from engine.messages import Finished, GenerateParams, Grammar
+from realtime.hermes import call_prefix_pattern
+from realtime.ids import new_id
+from realtime.messages import ToolProgress
+from realtime.response import Event, Response
+from realtime.session_config import SessionConfig
+from realtime.tool_calls import CallDone, CallInvalid, TextPiece, ToolCallParser
+from realtime.toolbox import Toolbox
+from realtime.turn_trace import TurnTrace
+
+if TYPE_CHECKING:
+    from realtime.actor import Actor
+
+log = logging.getLogger(__name__)
+
+MAX_ENGINE_LOSSES = 2
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A call that the model has completed; `arguments` is canonical JSON. `problem` is set for a malformed one."""
+
+    name: str
+    arguments: str
+    problem: str = ""
+
+
+@dataclass
+class TurnUsage:
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    finished: list[Finished] = field(default_factory=list)
+
+    def add(self, finished: Finished) -> None:
+        if not self.finished:
+            self.input_tokens, self.cached_tokens = finished.prompt_tokens, finished.cached_tokens
+        self.finished.append(finished)
+        self.output_tokens += finished.output_tokens
+
+    def to_wire(self) -> Event:
+        return {
+            "total_tokens": self.input_tokens + self.output_tokens,
+            "input_tokens": self.input_tokens,
+            "output_tokens": self.output_tokens,
+            "input_token_details": {"cached_tokens": self.cached_tokens, "text_tokens": self.input_tokens},
+            "output_token_details": {"text_tokens": self.output_tokens},
+        }
+
+
+class Turn:
+    """`tokens` is what the context holds or must hold: the prompt and, as it comes, what follows it."""
+
+    def __init__(
+        self, actor: Actor, response: Response, config: SessionConfig, prompt: list[int], trace: TurnTrace
+    ) -> None:
+        self.response = response
+        self.usage = TurnUsage()
+        self.tokens = list(prompt)
+        self.trace = trace
+        self._actor = actor
+        self._node = actor.node
+        self._config = config
+        self._prompt_length = len(prompt)
+        self._tools = Toolbox.of(config)
+        self._budget = self._node.output_budget(config)
+        self._seed = self._node.seed(config)
+        self._holding: ContextHandle | None = None
+        self._losses = 0
+        self._reason = ""
+        self._task: asyncio.Task[None] | None = None
+        self._cancelled = asyncio.Event()
+
+    def start(self) -> None:
+        self._emit(self.response.created())
+        self._task = asyncio.create_task(self._run(), name=f"turn {self.response.id}")
+
+    def cancel(self) -> None:
+        """Ends the turn with status cancelled, whatever it is doing."""
+        self._cancelled.set()
+
+    async def aclose(self) -> None:
+        """Cancels and waits for `response.done` to be emitted."""
+        self.cancel()
+        if self._task is not None:
+            await self._task
+
+    async def _run(self) -> None:
+        """Races the work against `cancel`: a task that is cancelled before its first step would never say done."""
+        work = asyncio.create_task(self._outcome())
+        stop = asyncio.create_task(self._cancelled.wait())
+        await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
+        stop.cancel()
+        if not work.done():
+            work.cancel()
+            await asyncio.wait({work})
+        cancelled = "cancelled", {"type": "cancelled", "reason": "client_cancelled"}
+        self._finish(*(cancelled if work.cancelled() else work.result()))
+
+    async def _outcome(self) -> tuple[str, Event | None]:
+        """Status and status details. Raises only `CancelledError`."""
+        try:
+            await self._rounds()
+            if self._reason == "length":
+                return "incomplete", {"type": "incomplete", "reason": "max_output_tokens"}
+            return "completed", None
+        except EngineLost:
+            return "failed", _failure("engine_unavailable")
+        except EngineError as error:
+            self._actor.discard_context()
+            return "failed", _failure(error.code)
+        except Exception:
+            log.exception("turn failed")
+            return "failed", _failure("internal_error")
+
+    # Rounds: one generation each, until one ends without a tool call.
+
+    async def _rounds(self) -> None:
+        for number in range(self._node.settings.max_tool_calls + 1):
+            forced = self._tools.forced(self._config.tool_choice) if number == 0 else []
+            calls = [await self._forced_round(forced)] if forced else await self._free_round()
+            if not calls or await self._run_calls(calls):
+                return
+
+    async def _forced_round(self, names: list[str]) -> ToolCall:
+        """A call that is valid by construction: its frame is given, name and arguments are constrained."""
+        fmt = self._node.format
+        name = names[0]
+        if len(names) > 1:
+            prefix = await self._constrained(Grammar("regex", call_prefix_pattern(names)))
+            name = prefix.split('"')[3]
+        else:
+            self.tokens += fmt.forced_call_prefix(name)
+        arguments = await self._constrained(Grammar("json_schema", self._tools.schema(name)))
+        self.tokens += fmt.forced_call_suffix
+        return ToolCall(name, arguments)
+
+    async def _constrained(self, grammar: Grammar) -> str:
+        detokenizer = self._node.format.detokenizer()
+        text = ""
+        async for batch in self._stream(grammar):
+            self.trace.first_token()
+            text += detokenizer.feed(batch)
+        text += detokenizer.finish()
+        if self._reason != "stop":
+            raise EngineError("max_output_tokens", "the tool call did not fit the token budget")
+        return text
+
+    async def _free_round(self) -> list[ToolCall]:
+        """Answer text goes out as it comes; returns the calls the model made, if any."""
+        detokenizer = self._node.format.detokenizer()
+        parser = ToolCallParser() if self._tools else None
+        calls: list[ToolCall] = []
+        stream = self._stream(None)
+        async for batch in stream:
+            self.trace.first_token()
+            if self._on_text(detokenizer.feed(batch), parser, calls):
+                break
+        self._on_text(detokenizer.finish(), parser, calls)
+        if parser is not None:
+            self._on_pieces(parser.finish(), calls)
+        await stream.aclose()
+        self._emit(self.response.close_message("completed" if self._reason != "length" else "incomplete", self._last()))
+        return calls
+
+    def _on_text(self, text: str, parser: ToolCallParser | None, calls: list[ToolCall]) -> bool:
+        if not text:
+            return False
+        return self._on_pieces([TextPiece(text)] if parser is None else parser.feed(text), calls)
+
+    def _on_pieces(self, pieces: list[Any], calls: list[ToolCall]) -> bool:
+        """True when the model talks on after a call: nothing it says before the result is worth waiting for."""
+        for piece in pieces:
+            if isinstance(piece, CallDone):
+                calls.append(ToolCall(piece.name, piece.arguments_json))
+            elif isinstance(piece, CallInvalid):
+                calls.append(ToolCall("", piece.raw, piece.reason))
+            elif isinstance(piece, TextPiece) and calls:
+                if piece.text.strip():
+                    return True
+            elif isinstance(piece, TextPiece):
+                self._emit(self.response.delta(piece.text, self._last()))
+        return False
+
+    async def _stream(self, grammar: Grammar | None) -> AsyncGenerator[list[int]]:
+        """Tokens of one generation, appended to `tokens`. An engine that dies is waited for and the generation goes on
+        from what was already said; constrained ones begin anew, since nothing of them was shown."""
+        start, produced = len(self.tokens), 0
+        while True:
+            params = GenerateParams(
+                max_tokens=self._budget - produced,
+                sampling=self._node.sampling(self._config, self._seed),
+                stop_token_ids=self._node.format.stop_token_ids,
+                grammar=grammar,
+            )
+            try:
+                generation = await self._generate(params)
+                async for batch in generation:
+                    self.tokens += batch
+                    produced += len(batch)
+                    yield batch
+            except EngineLost:
+                self._losses += 1
+                if self._losses > MAX_ENGINE_LOSSES:
+                    raise
+                if grammar is not None:
+                    del self.tokens[start:]
+                    produced = 0
+                continue
+            if generation.finished is not None:
+                self._reason = generation.finished.reason
+                self.usage.add(generation.finished)
+                self._budget -= generation.finished.output_tokens
+            return
+
+    async def _generate(self, params: GenerateParams) -> Any:
+        held, self._holding = self._holding, None
+        context = await self._actor.context()
+        context.priority = "foreground"
+        if held is context:
+            generation = context.resume(self.tokens[len(context.tokens) :], params)
+        else:
+            context.sync(self.tokens)
+            generation = context.generate(params)
+        return generation
+
+    # Tool calls
+
+    async def _run_calls(self, calls: list[ToolCall]) -> bool:
+        """Runs what the server can run; True when the client must go on (it owns one of the functions)."""
+        fmt = self._node.format
+        if any(self._tools.is_client_function(call.name) for call in calls):
+            self._hand_over(calls)
+            return True
+        context = await self._actor.context()
+        context.sync(self.tokens)
+        self.tokens += fmt.assistant_close
+        for call in calls:
+            self.tokens += fmt.tool_result(await self._run_call(call, context))
+        self.tokens += fmt.assistant_open
+        return False
+
+    def _hand_over(self, calls: list[ToolCall]) -> None:
+        for call in calls:
+            self._emit(self.response.open_call("function_call", call.name))
+            self._emit(self.response.call_arguments(call.arguments))
+            self._emit(self.response.call_arguments_done())
+            self._emit(self.response.close_call(error=call.problem or None))
+
+    async def _run_call(self, call: ToolCall, context: ContextHandle) -> str:
+        """The text that the model gets back: the tool's output, or what went wrong."""
+        tool = self._tools.server_tool(call.name)
+        if call.problem or tool is None:
+            return f"Error: {call.problem or 'there is no tool of that name'}"
+        self._emit(self.response.open_call("mcp_call", call.name))
+        self._emit(self.response.call_arguments(call.arguments))
+        self._emit(self.response.call_arguments_done())
+        self._emit(self.response.call_in_progress())
+        item_id = self.response.call["id"]
+        started = time.time()
+        self._holding = context
+        self._actor.hold(context, expected_s=None)
+        result = await self._node.tools.run(
+            self._actor.session_id, new_id("call_"), tool, call.arguments, lambda step: self._progress(item_id, step)
+        )
+        self.trace.tool(call.name, started, result)
+        self._node.metrics.tool(call.name, "failed" if result.error else "completed", time.time() - started)
+        if result.error:
+            self._emit(self.response.close_call(error=result.error))
+            return f"Error: {result.error}"
+        self._emit(self.response.close_call(output=result.output))
+        return result.output
+
+    def _progress(self, item_id: str, step: ToolProgress) -> None:
+        self._actor.emit_extension(
+            "midstream.tool.progress", item_id=item_id, progress=step.progress, total=step.total, message=step.message
+        )
+
+    # The end
+
+    def _finish(self, status: str, details: Event | None) -> None:
+        context = self._actor.context_now
+        if context is not None:
+            with contextlib.suppress(EngineLost, EngineError):
+                context.cancel()
+                context.priority = "background"
+        open_status = "completed" if status == "completed" else "incomplete"
+        self._emit(self.response.close_open_parts(open_status, f"the response was {status}", self._last()))
+        usage = self.usage.to_wire()
+        self.trace.done(status)
+        self._emit(self.response.done(status, details, usage))
+        self._actor.turn_done(self, self.tokens[self._prompt_length :])
+
+    def _emit(self, events: list[Event]) -> None:
+        self._actor.emit_response(self.response, events)
+
+    def _last(self) -> str | None:
+        return self._actor.last_item_id()
+
+
+def _failure(code: str) -> Event:
+    kind = "invalid_request_error" if code == "context_length_exceeded" else "server_error"
+    return {"type": "failed", "error": {"type": kind, "code": code}}

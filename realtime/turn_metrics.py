@@ -1,0 +1,93 @@
+"""What the host measures of turns and shows as Prometheus metrics (names as in docs/operations.md)."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from engine.messages import Stats
+from realtime.messages import TurnRecord
+
+# Typed input is answered in milliseconds: buckets start well below those of request-response servers.
+BUCKETS = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10, 30, 60)
+
+
+class TurnMetrics:
+    """One registry per host process; every series carries the node."""
+
+    def __init__(self, node: str) -> None:
+        self.registry = CollectorRegistry()
+        self._node = node
+        labels = ("node", "strategy")
+        self._first_token = Histogram(
+            "midstream_time_to_first_token_seconds",
+            "From commit to first token.",
+            labels,
+            buckets=BUCKETS,
+            registry=self.registry,
+        )
+        self._answer = Histogram(
+            "midstream_answer_seconds",
+            "From commit to the complete answer.",
+            labels,
+            buckets=BUCKETS,
+            registry=self.registry,
+        )
+        self._typing = Histogram(
+            "midstream_input_to_commit_seconds",
+            "From the first keystroke to commit.",
+            ("node",),
+            buckets=BUCKETS,
+            registry=self.registry,
+        )
+        self._prefilled = Counter(
+            "midstream_prefilled_tokens",
+            "Tokens prefilled, before and after commit.",
+            ("node", "phase"),
+            registry=self.registry,
+        )
+        self._output = Counter("midstream_output_tokens", "Answer tokens.", ("node",), registry=self.registry)
+        self._turns = Counter("midstream_turns", "Turns by how they ended.", ("node", "status"), registry=self.registry)
+        self._notes = Counter("midstream_notes", "Notes written before Send.", ("node",), registry=self.registry)
+        self._tool_wait = Histogram(
+            "midstream_tool_wait_seconds",
+            "From hold to tool result.",
+            ("node", "tool", "outcome"),
+            buckets=BUCKETS,
+            registry=self.registry,
+        )
+        self._blocks = Gauge("midstream_kv_blocks", "KV blocks by state.", ("node", "state"), registry=self.registry)
+        self._requests = Gauge(
+            "midstream_contexts", "Contexts with work, by state.", ("node", "state"), registry=self.registry
+        )
+        self._sessions = Gauge("midstream_sessions", "Sessions in memory.", ("node",), registry=self.registry)
+        self._engine_up = Gauge("midstream_engine_up", "1 while an engine answers.", ("node",), registry=self.registry)
+
+    def turn(self, record: TurnRecord) -> None:
+        """Counts one finished turn."""
+        node = self._node
+        self._turns.labels(node, record.status).inc()
+        self._prefilled.labels(node, "before_commit").inc(record.prefilled_before_commit)
+        self._prefilled.labels(node, "after_commit").inc(record.prefilled_after_commit)
+        self._output.labels(node).inc(record.output_tokens)
+        self._notes.labels(node).inc(record.notes)
+        if record.first_token_at:
+            self._first_token.labels(node, record.strategy).observe(record.first_token_at - record.committed_at)
+        if record.status == "completed":
+            self._answer.labels(node, record.strategy).observe(record.done_at - record.committed_at)
+        if record.typing_started_at:
+            self._typing.labels(node).observe(record.committed_at - record.typing_started_at)
+
+    def tool(self, name: str, outcome: str, seconds: float) -> None:
+        self._tool_wait.labels(self._node, name, outcome).observe(seconds)
+
+    def gauges(self, stats: Stats | None, sessions: int) -> bytes:
+        """Sets the gauges and returns the whole exposition text."""
+        node = self._node
+        self._sessions.labels(node).set(sessions)
+        self._engine_up.labels(node).set(stats is not None)
+        if stats is not None:
+            for state in ("free", "running", "idle", "held"):
+                self._blocks.labels(node, state).set(getattr(stats, f"blocks_{state}"))
+            self._requests.labels(node, "running").set(stats.running)
+            self._requests.labels(node, "waiting").set(stats.waiting)
+        return generate_latest(self.registry)
