@@ -1,0 +1,114 @@
+"""`midstream serve`: the whole server, or one part of it, in the foreground."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import time
+from urllib.parse import urlsplit
+
+from rich.console import Console
+from rich.text import Text
+
+from launch.child_process import ChildSpec
+from launch.children import Role, children, web_command
+from launch.data_folder import DataFolder, DataFolderInUse
+from launch.embedded_redis import embedded_redis
+from launch.settings import LaunchSettings
+from launch.supervisor import StartFailed, Supervisor
+
+COLOURS = {"redis": "red", "engine": "magenta", "host": "blue", "worker": "yellow", "web": "green"}
+URL_FILE = "redis.url"
+
+console = Console(highlight=False, soft_wrap=True)
+
+
+class CannotServe(Exception):
+    """Says what is wrong and what to do."""
+
+
+def serve(role: Role, settings: LaunchSettings) -> int:
+    """Runs until Ctrl-C or SIGTERM. The exit code is 1 when the server cannot start."""
+    folder = DataFolder(settings.data)
+    try:
+        redis = _prepare(role, settings, folder)
+        asyncio.run(_Server(role, settings, folder, redis).run())
+    except (CannotServe, DataFolderInUse, StartFailed, PermissionError) as error:
+        console.print(Text(f"Cannot start: {error}", "bold red"))
+        return 1
+    finally:
+        folder.unlock()
+    return 0
+
+
+def say(name: str, line: str) -> None:
+    console.print(Text.assemble((f"{name:>9} │ ", COLOURS.get(name, "bold")), line))
+
+
+def _prepare(role: Role, settings: LaunchSettings, folder: DataFolder) -> ChildSpec | None:
+    """Locks the data folder where needed. With an embedded Redis, returns it and points `settings.redis_url` to it."""
+    if role in (Role.ALL, Role.NODE):
+        folder.lock()
+    if role in (Role.ALL, Role.WEB):
+        _check_port(settings.host, settings.port)
+    if settings.redis_url:
+        return None
+    if role is not Role.ALL:
+        raise CannotServe(f"--role {role} is one part of a larger server: set MIDSTREAM_REDIS_URL to its Redis")
+    spec, settings.redis_url = embedded_redis(folder)
+    (folder.run / URL_FILE).write_text(settings.redis_url)
+    return spec
+
+
+def _check_port(host: str, port: int) -> None:
+    """Raises `CannotServe` when the address cannot be listened on, before anything slow has started."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        raise CannotServe(
+            f"{host}:{port} is not free ({error.strerror}); choose another port with --port, or --port 0 for any"
+        ) from None
+
+
+class _Server:
+    def __init__(self, role: Role, settings: LaunchSettings, folder: DataFolder, redis: ChildSpec | None) -> None:
+        self._settings = settings
+        self._specs = {spec.name: spec for spec in children(role, settings, folder, redis)}
+        self._supervisor = Supervisor(
+            list(self._specs.values()),
+            say,
+            start_timeout_s=settings.start_timeout,
+            stop_grace_s=settings.stop_grace,
+        )
+        self._started = time.monotonic()
+        self._signals = 0
+
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, self._interrupted)
+        console.print(Text(f"Starting {', '.join(self._specs)}; Ctrl-C stops.", "dim"))
+        await self._supervisor.run(self._ready)
+        console.print(Text("Stopped.", "dim"))
+
+    def _interrupted(self) -> None:
+        self._signals += 1
+        if self._signals == 1:
+            console.print(Text("Stopping; Ctrl-C again kills.", "dim"))
+            self._supervisor.stop()
+        else:
+            self._supervisor.kill()
+
+    def _ready(self) -> None:
+        took = f"({time.monotonic() - self._started:.1f} s)"
+        if "web" not in self._specs:
+            console.print(Text(f"Midstream {', '.join(self._specs)} is ready {took}", "bold"))
+            return
+        url = self._supervisor.ready_line("web").removeprefix("READY").strip()
+        # A restarted web process must come back where the browsers look for it.
+        self._specs["web"].command = web_command(self._settings.host, urlsplit(url).port or self._settings.port)
+        console.print(Text(f"Midstream is ready at {url} {took}", "bold"))
