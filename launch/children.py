@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from enum import StrEnum
 
 from launch.child_process import ChildSpec
 from launch.data_folder import DataFolder
 from launch.settings import LaunchSettings
+
+ENGINE_READY = re.compile(r"READY\b|listening on ")
 
 
 class Role(StrEnum):
@@ -29,7 +32,10 @@ def children(role: Role, settings: LaunchSettings, folder: DataFolder, redis: Ch
     }
     parts = {
         # The slowest to start comes first, and waits for nobody.
-        "engine": (Role.NODE, ChildSpec("engine", _module("engine.process", "--socket", str(engine_socket)), env)),
+        "engine": (
+            Role.NODE,
+            ChildSpec("engine", _module("engine.process", "--socket", str(engine_socket)), env, ready=ENGINE_READY),
+        ),
         "host": (Role.NODE, ChildSpec("host", _module("realtime.host"), env, after)),
         "worker": (Role.WORKER, ChildSpec("worker", _module("workers"), env, after)),
         "web": (Role.WEB, ChildSpec("web", web_command(settings.host, settings.port), env, after)),

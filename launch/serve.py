@@ -14,12 +14,11 @@ from rich.text import Text
 from launch.child_process import ChildSpec
 from launch.children import Role, children, web_command
 from launch.data_folder import DataFolder, DataFolderInUse
-from launch.embedded_redis import embedded_redis
+from launch.embedded_redis import embedded_redis, embedded_url
 from launch.settings import LaunchSettings
 from launch.supervisor import StartFailed, Supervisor
 
 COLOURS = {"redis": "red", "engine": "magenta", "host": "blue", "worker": "yellow", "web": "green"}
-URL_FILE = "redis.url"
 
 console = Console(highlight=False, soft_wrap=True)
 
@@ -56,9 +55,8 @@ def _prepare(role: Role, settings: LaunchSettings, folder: DataFolder) -> ChildS
         return None
     if role is not Role.ALL:
         raise CannotServe(f"--role {role} is one part of a larger server: set MIDSTREAM_REDIS_URL to its Redis")
-    spec, settings.redis_url = embedded_redis(folder)
-    (folder.run / URL_FILE).write_text(settings.redis_url)
-    return spec
+    settings.redis_url = embedded_url(folder)
+    return embedded_redis(folder)
 
 
 def _check_port(host: str, port: int) -> None:

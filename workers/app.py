@@ -44,6 +44,7 @@ app.conf.update(
     worker_prefetch_multiplier=1,
     worker_concurrency=settings.worker_concurrency,
     worker_hijack_root_logger=False,
+    worker_redirect_stdouts=False,
     worker_send_task_events=False,
     worker_enable_remote_control=False,
     worker_soft_shutdown_timeout=SHUTDOWN_GRACE_S,
@@ -85,11 +86,11 @@ def _ready(**_: Any) -> None:
     print("READY", flush=True)
 
 
-def _stopped(**_: Any) -> None:
+def worker_stopped() -> None:
+    """Celery sends no signal after a shutdown with running tools, so this is called when it has returned."""
     _heartbeat().stop()
 
 
 # Weak references would let these vanish at once.
 signals.worker_process_init.connect(_pool_process_started, weak=False)
 signals.worker_ready.connect(_ready, weak=False)
-signals.worker_shutdown.connect(_stopped, weak=False)
