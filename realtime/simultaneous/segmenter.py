@@ -10,95 +10,17 @@ from collections.abc import Iterator
 
 MIN_LENGTH = 10
 
-_CLOSERS = "\"'”’)\\]}»」』）】》"
-_BOUNDARY = re.compile(
-    rf"""(?P<fence>(?<![^\n])\ {{0,3}}```[^\n]*\n\s*(?=\S))          # the line that opens or closes a code block
-    | (?P<open>(?<![^\n])\ {{0,3}}```)                               # the same, its line unfinished
-    | (?P<paragraph>\n[^\S\n]*\n\s*(?=\S))
-    | (?P<ender>[.!?…]+)[{_CLOSERS}]*\s+(?=\S)
-    | [。！？．][。！？．…]*[{_CLOSERS}]*\s*(?=[^\s。！？．…{_CLOSERS}])
-    """,
-    re.VERBOSE,
-)
+_CJK_ENDERS = "。！？．"
+# Every run is consumed whole and once, so that no text takes more than linear time.
+_TOKEN = re.compile(rf"(?P<fence>`{{3,}})|(?P<enders>[.!?…{_CJK_ENDERS}]++)[\"'”’)\]}}»」』）】》]*+|(?P<space>\s++)")
 _LAST_WORD = re.compile(r"[^\s(\[{\"'“‘]*\Z")
 _LIST_NUMBER = re.compile(r"(?:\A|\n)[^\S\n]*(?:[-*+>][^\S\n]+)?(?:\d{1,3}|[A-Za-z])\Z")
 _INITIAL = re.compile(r"(?:[^\W\d_]\.)*[A-Z]\Z")
 _ABBREVIATIONS = frozenset(
-    [
-        "mr",
-        "mrs",
-        "ms",
-        "dr",
-        "prof",
-        "sr",
-        "jr",
-        "st",
-        "vs",
-        "etc",
-        "e.g",
-        "i.e",
-        "eg",
-        "ie",
-        "cf",
-        "al",
-        "approx",
-        "no",
-        "nos",
-        "fig",
-        "figs",
-        "eq",
-        "sec",
-        "vol",
-        "ch",
-        "pp",
-        "ed",
-        "eds",
-        "inc",
-        "ltd",
-        "co",
-        "corp",
-        "dept",
-        "est",
-        "min",
-        "max",
-        "avg",
-        "jan",
-        "feb",
-        "mar",
-        "apr",
-        "jun",
-        "jul",
-        "aug",
-        "sep",
-        "sept",
-        "oct",
-        "nov",
-        "dec",
-        "mon",
-        "tue",
-        "wed",
-        "thu",
-        "fri",
-        "sat",
-        "sun",
-        "gen",
-        "col",
-        "sgt",
-        "capt",
-        "lt",
-        "rev",
-        "hon",
-        "gov",
-        "sen",
-        "rep",
-        "a.m",
-        "p.m",
-        "u.s",
-        "u.k",
-        "ph.d",
-        "b.a",
-        "m.a",
-    ]
+    {"mr", "mrs", "ms", "dr", "prof", "sr", "jr", "st", "rev", "hon", "gov", "sen", "rep", "sgt", "capt", "lt"}
+    | {"vs", "etc", "e.g", "i.e", "eg", "ie", "cf", "approx", "nos", "figs", "fig", "eq", "eqs", "vol", "pp", "eds"}
+    | {"inc", "ltd", "corp", "dept", "est", "a.m", "p.m", "u.s", "u.k", "ph.d", "b.a", "m.a", "b.sc", "m.sc"}
+    | {"jan", "feb", "aug", "sept", "oct", "nov", "dec", "tue", "wed", "thu", "fri"}
 )
 _LOOK_BACK = 64
 
@@ -123,17 +45,26 @@ def stable_segments(text: str) -> list[str]:
 
 
 def _boundaries(text: str) -> Iterator[int]:
-    """Where sentences, paragraphs and code blocks end."""
+    """Where sentences, paragraphs and code blocks end. A boundary at the very end is not one yet."""
     in_code = False
-    position = 0
-    while match := _BOUNDARY.search(text, position):
-        position = match.end()
-        if match["fence"] or match["open"]:
-            in_code = not in_code
-            if match["fence"] and not in_code:
-                yield match.end()
-        elif not in_code and not (match["ender"] == "." and _continues(text, match.start())):
-            yield match.end()
+    line_start = 0
+    ended_at = closed_at = -1
+    for token in _TOKEN.finditer(text):
+        end = token.end()
+        if token["fence"]:
+            if token.start() == line_start:
+                in_code = not in_code
+                closed_at = -1 if in_code else end
+        elif token["space"]:
+            newlines = token["space"].count("\n")
+            line_start = end if newlines else line_start
+            ends = newlines > 1 or ended_at == token.start() or (closed_at == token.start() and newlines > 0)
+            if ends and not in_code and end < len(text):
+                yield end
+        elif not in_code and not (token["enders"] == "." and _continues(text, token.start())):
+            ended_at = end
+            if any(char in _CJK_ENDERS for char in token["enders"]) and end < len(text) and not text[end].isspace():
+                yield end
 
 
 def _continues(text: str, dot: int) -> bool:
