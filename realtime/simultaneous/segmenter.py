@@ -12,10 +12,11 @@ MIN_LENGTH = 10
 
 _CJK_ENDERS = "。！？．"
 # Every run is consumed whole and once, so that no text takes more than linear time.
-_TOKEN = re.compile(rf"(?P<fence>`{{3,}})|(?P<enders>[.!?…{_CJK_ENDERS}]++)[\"'”’)\]}}»」』）】》]*+|(?P<space>\s++)")
-_LAST_WORD = re.compile(r"[^\s(\[{\"'“‘]*\Z")
-_LIST_NUMBER = re.compile(r"(?:\A|\n)[^\S\n]*(?:[-*+>][^\S\n]+)?(?:\d{1,3}|[A-Za-z])\Z")
-_INITIAL = re.compile(r"(?:[^\W\d_]\.)*[A-Z]\Z")
+_TOKEN = re.compile(
+    rf"(?:(?P<fence>`{{3,}})|(?P<enders>[.!?…{_CJK_ENDERS}]++)[\"'”’)\]}}»」』）】》]*+|(?=\n))(?P<space>\s*+)"
+)
+_LIST_NUMBER = re.compile(r"(?:\A|\n)[^\S\n]*(?:\d{1,3}|[A-Za-z])\Z")
+_INITIAL = re.compile(r"(?:[^\W\d_]\.)*[A-Z]")
 _ABBREVIATIONS = frozenset(
     {"mr", "mrs", "ms", "dr", "prof", "sr", "jr", "st", "rev", "hon", "gov", "sen", "rep", "sgt", "capt", "lt"}
     | {"vs", "etc", "e.g", "i.e", "eg", "ie", "cf", "approx", "nos", "figs", "fig", "eq", "eqs", "vol", "pp", "eds"}
@@ -48,30 +49,32 @@ def _boundaries(text: str) -> Iterator[int]:
     """Where sentences, paragraphs and code blocks end. A boundary at the very end is not one yet."""
     in_code = False
     line_start = 0
-    ended_at = closed_at = -1
     for token in _TOKEN.finditer(text):
-        end = token.end()
-        if token["fence"]:
-            if token.start() == line_start:
-                in_code = not in_code
-                closed_at = -1 if in_code else end
-        elif token["space"]:
-            newlines = token["space"].count("\n")
-            line_start = end if newlines else line_start
-            ends = newlines > 1 or ended_at == token.start() or (closed_at == token.start() and newlines > 0)
-            if ends and not in_code and end < len(text):
-                yield end
-        elif not in_code and not (token["enders"] == "." and _continues(text, token.start())):
-            ended_at = end
-            if any(char in _CJK_ENDERS for char in token["enders"]) and end < len(text) and not text[end].isspace():
-                yield end
+        newlines = token["space"].count("\n")
+        ends = newlines > 1
+        if token["fence"] and token.start() == line_start:
+            in_code = not in_code
+            ends = newlines > 0
+        elif token["enders"] and not ends:
+            ends = _ends_sentence(text, token["enders"], token.start(), bool(token["space"]))
+        if newlines:
+            line_start = token.end()
+        if ends and not in_code and token.end() < len(text):
+            yield token.end()
+
+
+def _ends_sentence(text: str, enders: str, start: int, spaced: bool) -> bool:
+    if any(char in _CJK_ENDERS for char in enders):
+        return True
+    return spaced and not (enders == "." and _continues(text, start))
 
 
 def _continues(text: str, dot: int) -> bool:
     """Whether the full stop at `dot` belongs to an abbreviation, an initial or a list number."""
     before = text[max(0, dot - _LOOK_BACK) : dot]
-    match = _LAST_WORD.search(before)
-    word = match.group() if match else ""
-    if word.lower() in _ABBREVIATIONS or _INITIAL.match(word):
+    if not before or before[-1].isspace():
+        return False
+    word = before.split()[-1].lstrip("([{\"'“‘")
+    if word.lower() in _ABBREVIATIONS or _INITIAL.fullmatch(word):
         return True
-    return bool(_LIST_NUMBER.search(before)) and (dot <= _LOOK_BACK or "\n" in before)
+    return len(word) <= 3 and word.isalnum() and bool(_LIST_NUMBER.search(before))
