@@ -27,10 +27,14 @@ class Sampling(msgspec.Struct, frozen=True):
 
 
 class Grammar(msgspec.Struct, frozen=True):
-    """A constraint on generated text; generation stops by itself when the grammar is complete."""
+    """A constraint on generated text; generation stops by itself when the grammar is complete.
+
+    `given` is the beginning of the constrained text that stands at the end of the prompt already.
+    """
 
     kind: Literal["json_schema", "regex"]
     source: str
+    given: str = ""
 
 
 class GenerateParams(msgspec.Struct, frozen=True):

@@ -18,6 +18,7 @@ from realtime.chat_template import ChatTemplate, UnsupportedTemplate
 from realtime.detokenizer import Detokenizer, TokenBytes
 from realtime.hermes import CALL_SUFFIX, ToolSpec, call_prefix, teach, tool_response
 from realtime.stable_tokens import StableTokenizer, splits_safely
+from realtime.tool_calls import OPEN
 
 __all__ = ["ChatFormat", "ToolSpec", "UnsupportedTemplate"]
 
@@ -47,6 +48,7 @@ class ChatFormat:
         self.user_close = self._fixed(turns.user_close)
         self.assistant_open = self._fixed(turns.assistant_open)
         self.assistant_close = self._fixed(turns.assistant_close)
+        self.call_open = self._fixed(f"{OPEN}\n")
         self.forced_call_suffix = self._fixed(CALL_SUFFIX)
         self.stop_token_ids = sorted({*stop_token_ids, *self._first_special(self.assistant_close)})
         self._token_bytes = TokenBytes(tokenizer)
@@ -92,6 +94,10 @@ class ChatFormat:
     def forced_call_prefix(self, name: str) -> list[int]:
         """The beginning of an answer that calls `name`, up to the arguments; after them comes `forced_call_suffix`."""
         return self._fixed(call_prefix(name))
+
+    def call(self, name: str, arguments: str) -> list[int]:
+        """A complete call, as an answer contains it."""
+        return [*self.forced_call_prefix(name), *self.text(f" {arguments}}}"), *self.forced_call_suffix]
 
     def detokenizer(self) -> Detokenizer:
         """For one generation."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,17 +42,30 @@ def teach(tools: list[ToolSpec]) -> str:
 
 def call_prefix(name: str) -> str:
     """A call up to its arguments."""
-    return f'{OPEN}\n{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": '
+    return f"{OPEN}\n{call_object_prefix(name)}"
 
 
-def call_prefix_pattern(names: list[str]) -> str:
-    """A regular expression for the prefix of a call of one of these."""
-    frame = call_prefix("NAME")
-    before, _, after = re.escape(frame).partition("NAME")
-    return f"{before}({'|'.join(re.escape(name) for name in names)}){after}"
+def call_object_prefix(name: str) -> str:
+    """The beginning of a call's JSON. No space at the end: in natural tokens it belongs to what follows."""
+    return f'{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments":'
 
 
-CALL_SUFFIX = f"}}\n{CLOSE}"
+def call_schema(tools: list[ToolSpec]) -> str:
+    """The JSON schema of a call of one of these tools. A whole call, because the last token of good arguments often
+    closes the call too."""
+    calls = [
+        {
+            "type": "object",
+            "properties": {"name": {"const": tool.name}, "arguments": tool.parameters},
+            "required": ["name", "arguments"],
+            "additionalProperties": False,
+        }
+        for tool in tools
+    ]
+    return json.dumps(calls[0] if len(calls) == 1 else {"anyOf": calls})
+
+
+CALL_SUFFIX = f"\n{CLOSE}"
 
 
 def tool_response(result: str) -> str:

@@ -104,8 +104,7 @@ class Host:
             except redis.RedisError as error:
                 log.warning("redis is away: %s", error)
                 await asyncio.sleep(RETRY_S)
-            while self.node.publisher.full:
-                await asyncio.sleep(RETRY_S)
+            await self.node.publisher.room()
 
     async def _route(self, entry_id: bytes, message: InboxMessage) -> None:
         if isinstance(message, Attach | Detach | ClientEvent):

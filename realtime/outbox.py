@@ -29,8 +29,10 @@ class OutboxReader:
         self._cursor: bytes = b"0"
 
     async def read(self, block_ms: int = 1000) -> list[Delivery]:
-        """Next deliveries in order; empty after `block_ms` without any. Raises `redis.RedisError`; reading again goes on
-        where it stopped."""
+        """Next deliveries in order; empty after `block_ms` without any.
+
+        Raises `redis.RedisError`; reading again goes on where it stopped.
+        """
         reply = await self._client.xread({self._key: self._cursor}, block=block_ms, count=256)
         deliveries: list[Delivery] = []
         for _, batch in stream_batches(reply):

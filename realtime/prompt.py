@@ -81,5 +81,4 @@ class PromptBuilder:
 
     def _call(self, name: str, arguments: str) -> list[int]:
         fmt = self._fmt
-        call = [*fmt.forced_call_prefix(name), *fmt.text(arguments), *fmt.forced_call_suffix]
-        return [*fmt.assistant_open, *call, *fmt.assistant_close]
+        return [*fmt.assistant_open, *fmt.call(name, arguments), *fmt.assistant_close]

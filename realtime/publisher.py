@@ -25,7 +25,7 @@ RETRY_S = 0.2
 
 
 class Publisher:
-    """Collects writes and deliveries synchronously; `run` flushes them. Bounded: `full` tells readers to pause."""
+    """Collects writes and deliveries synchronously; `run` flushes them. `room` bounds what is queued."""
 
     def __init__(self, client: redis.asyncio.Redis) -> None:
         self._client = client
@@ -36,9 +36,10 @@ class Publisher:
         self._idle = asyncio.Event()
         self._idle.set()
 
-    @property
-    def full(self) -> bool:
-        return self._size >= MAX_BACKLOG
+    async def room(self) -> None:
+        """Waits while too much is queued, so that a host does not read more than it can write."""
+        while self._size >= MAX_BACKLOG:
+            await self._idle.wait()
 
     def write(self, operation: Write) -> None:
         """Queues one state change."""

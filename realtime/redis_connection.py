@@ -13,7 +13,7 @@ RETRIES = 3
 
 
 def connect(url: str) -> redis.asyncio.Redis:
-    """Async client returning bytes. Commands are retried a few times over a reconnect, then raise `redis.RedisError`."""
+    """Async client returning bytes. Commands are retried over a reconnect, then raise `redis.RedisError`."""
     return redis.asyncio.Redis.from_url(
         url,
         socket_connect_timeout=CONNECT_TIMEOUT_S,

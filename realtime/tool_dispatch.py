@@ -61,7 +61,7 @@ class ToolDispatch:
             del self._calls[call_id]
 
     def on_message(self, message: ToolStarted | ToolProgress | ToolResult) -> None:
-        """Messages of unknown calls (cancelled, timed out, of an earlier process) and of given-up attempts are ignored."""
+        """Ignores messages of unknown calls (cancelled, timed out, of an earlier process) and of given-up attempts."""
         call = self._calls.get(message.call)
         if call is None or message.attempt != call.attempt and not isinstance(message, ToolResult):
             return

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 from realtime.chat_format import ToolSpec
 from realtime.errors import ProtocolError
 from realtime.session_config import FunctionChoice, FunctionTool, McpChoice, McpTool, SessionConfig, ToolChoice
@@ -51,11 +49,6 @@ class Toolbox:
         if isinstance(choice, McpChoice):
             return list(self._server_tools)
         return [*self._functions, *self._server_tools] if choice == "required" else []
-
-    def schema(self, name: str) -> str:
-        """The JSON schema of the arguments, as text."""
-        spec = next(spec for spec in self.specs() if spec.name == name)
-        return json.dumps(spec.parameters)
 
     def is_client_function(self, name: str) -> bool:
         return name in self._functions

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import time
 from collections.abc import AsyncGenerator
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.client import ContextHandle, EngineError, EngineLost
 from engine.messages import Finished, GenerateParams, Grammar
-from realtime.hermes import call_prefix_pattern
+from realtime.hermes import call_object_prefix, call_schema
 from realtime.ids import new_id
 from realtime.messages import ToolProgress
 from realtime.response import Event, Response
@@ -141,15 +142,16 @@ class Turn:
     async def _forced_round(self, names: list[str]) -> ToolCall:
         """A call that is valid by construction: its frame is given, name and arguments are constrained."""
         fmt = self._node.format
-        name = names[0]
-        if len(names) > 1:
-            prefix = await self._constrained(Grammar("regex", call_prefix_pattern(names)))
-            name = prefix.split('"')[3]
+        given = ""
+        if len(names) == 1:
+            given = call_object_prefix(names[0])
+            self.tokens += fmt.forced_call_prefix(names[0])
         else:
-            self.tokens += fmt.forced_call_prefix(name)
-        arguments = await self._constrained(Grammar("json_schema", self._tools.schema(name)))
+            self.tokens += fmt.call_open
+        schema = call_schema([spec for spec in self._tools.specs() if spec.name in names])
+        call = json.loads(given + await self._constrained(Grammar("json_schema", schema, given)))
         self.tokens += fmt.forced_call_suffix
-        return ToolCall(name, arguments)
+        return ToolCall(call["name"], json.dumps(call["arguments"], ensure_ascii=False))
 
     async def _constrained(self, grammar: Grammar) -> str:
         detokenizer = self._node.format.detokenizer()

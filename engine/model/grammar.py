@@ -20,12 +20,17 @@ class GrammarError(ValueError):
 
 
 class Matcher:
-    """The state of one constrained generation; advanced by generated tokens only."""
+    """The state of one constrained generation; advanced by what is generated."""
 
     def __init__(self, compiled: xgrammar.CompiledGrammar, vocab_size: int, stop_token_ids: Sequence[int]) -> None:
         self._matcher = xgrammar.GrammarMatcher(compiled, override_stop_tokens=list(stop_token_ids))
         self._stop_token_ids = stop_token_ids
         self._scratch = xgrammar.allocate_token_bitmask(1, vocab_size)
+
+    def accept_text(self, text: str) -> None:
+        """Advances by text that is in the prompt already. Raises `GrammarError` if the grammar does not allow it."""
+        if text and not self._matcher.accept_string(text):
+            raise GrammarError("the given text is not allowed by the grammar")
 
     def accept(self, token: int) -> None:
         """Advances by a generated token. Raises `GrammarError` if the grammar does not allow it."""
@@ -74,7 +79,9 @@ class GrammarCompiler:
 
     def matcher(self, grammar: Grammar, stop_token_ids: Sequence[int]) -> Matcher:
         """A matcher at its start. Without `stop_token_ids` the tokenizer's own are used. Raises `GrammarError`."""
-        return Matcher(self._compile(grammar), self._vocab_size, self.stops(stop_token_ids))
+        matcher = Matcher(self._compile(grammar), self._vocab_size, self.stops(stop_token_ids))
+        matcher.accept_text(grammar.given)
+        return matcher
 
     def stops(self, stop_token_ids: Sequence[int]) -> list[int]:
         """The stop tokens a constrained generation ends with."""
