@@ -246,6 +246,7 @@ class EngineClient:
         self.ready = ready
         self.stats: m.Stats | None = None
         self.on_step: Callable[[m.Step], None] | None = None
+        self.on_stats: Callable[[m.Stats], None] | None = None
         self.lost = asyncio.Event()
         self._writer = writer
         self._silence_limit = silence_limit
@@ -262,14 +263,17 @@ class EngineClient:
 
         The engine sends its gauges twice a second; after `silence_limit` seconds without anything it counts as lost.
         """
+        writer: asyncio.StreamWriter | None = None
         try:
             async with asyncio.timeout(timeout):
                 reader, writer = await asyncio.open_unix_connection(str(path))
                 ready = await _read_output(reader)
+            if not isinstance(ready, m.Ready):
+                raise EngineLost("what listens there is no engine")
         except (OSError, EOFError, TimeoutError, msgspec.MsgspecError) as error:
+            if writer is not None:
+                writer.close()
             raise EngineLost(f"no engine at {path}: {error or 'time-out'}") from error
-        if not isinstance(ready, m.Ready):
-            raise EngineLost(f"what listens at {path} is no engine")
         return cls(reader, writer, ready, silence_limit)
 
     def open(self, priority: m.Priority) -> ContextHandle:
@@ -285,6 +289,8 @@ class EngineClient:
         with contextlib.suppress(asyncio.CancelledError):
             await self._reading
         self._lose("the connection was closed")
+        with contextlib.suppress(OSError):
+            await self._writer.wait_closed()
 
     def _check(self) -> None:
         if self.lost.is_set():
@@ -343,6 +349,8 @@ class EngineClient:
                     self.on_step(output)
             case m.Stats():
                 self.stats = output
+                if self.on_stats is not None:
+                    self.on_stats(output)
 
     def _take_item(self, item: m.Item) -> None:
         handle = self._contexts.get(item.context)

@@ -61,5 +61,6 @@ def save_tiny(kind: str, folder: Path) -> Path:
         pad_token_id=0,
     )
     torch.manual_seed(7)
-    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
+    causal_lm: Any = AutoModelForCausalLM
+    causal_lm.from_config(config, dtype=torch.float32).save_pretrained(folder)
     return folder

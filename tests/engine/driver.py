@@ -67,7 +67,8 @@ def load(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
 
 def load_reference(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
     """The same weights with transformers' own attention and cache."""
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa").eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
+    return model.eval()
 
 
 def grammars_of(folder: Path, vocab_size: int) -> GrammarCompiler:

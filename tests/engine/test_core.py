@@ -220,8 +220,12 @@ def test_stop_tokens_are_neither_emitted_nor_kept(tiny: Any, tiny_reference: Any
 def test_sampling_does_not_depend_on_the_batch(tiny: Any) -> None:
     sampling = m.Sampling(temperature=1.2, top_p=0.95, top_k=40, min_p=0.01, seed=42)
     alone, crowded = make_driver(tiny), make_driver(tiny)
-    crowd = [m.Open(9, "foreground"), m.Append(9, OTHER), m.Generate(9, 90, greedy(30))]
-    wanted = [m.Open(1, "foreground"), m.Append(1, PROMPT), m.Generate(1, 10, greedy(20, sampling=sampling))]
+    crowd: list[m.Command] = [m.Open(9, "foreground"), m.Append(9, OTHER), m.Generate(9, 90, greedy(30))]
+    wanted: list[m.Command] = [
+        m.Open(1, "foreground"),
+        m.Append(1, PROMPT),
+        m.Generate(1, 10, greedy(20, sampling=sampling)),
+    ]
     alone.apply(*wanted)
     crowded.apply(*crowd, *wanted)
     alone.run()
