@@ -48,14 +48,14 @@ clean:
 # Two steps: the lock file is complete, except that a torch wheel may name CUDA libraries which cpu.txt leaves out.
 $(STAMPS)/packages: requirements/$(VARIANT).txt pyproject.toml | .venv/pyvenv.cfg
 	@echo "Installing the $(VARIANT) packages (a few minutes the first time)"
-	@$(PIP) install --progress-bar off --quiet --no-deps -r requirements/$(VARIANT).txt
-	@$(PIP) install --progress-bar off --quiet "$$(grep '^torch==' requirements/$(VARIANT).txt)"
-	@$(PIP) install --quiet --no-deps --no-build-isolation -e .
+	@$(PIP) install -qq --no-deps -r requirements/$(VARIANT).txt
+	@$(PIP) install -qq "$$(grep '^torch==' requirements/$(VARIANT).txt)"
+	@$(PIP) install -qq --no-deps --no-build-isolation -e .
 	@mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/dev: requirements/dev.txt $(STAMPS)/packages
 	@echo "Installing the test tools"
-	@$(PIP) install --progress-bar off --quiet --no-deps -r requirements/dev.txt
+	@$(PIP) install -qq --no-deps -r requirements/dev.txt
 	@touch $@
 
 $(STAMPS)/model: $(STAMPS)/packages

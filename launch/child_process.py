@@ -26,8 +26,8 @@ Say = Callable[[str, str], None]
 class ChildSpec:
     """A program to keep running. It is ready when a line of its output matches `ready`.
 
-    `after` names the programs that must have been ready before this one first starts. `command` may be changed
-    between two lives.
+    `after` names the programs that must have been ready before this one first starts. Lines that match `hidden` are not
+    relayed. `command` may be changed between two lives.
     """
 
     name: str
@@ -35,6 +35,7 @@ class ChildSpec:
     env: dict[str, str] = field(default_factory=dict)
     after: tuple[str, ...] = ()
     ready: re.Pattern[str] = READY
+    hidden: re.Pattern[str] | None = None
     pass_fds: tuple[int, ...] = ()
 
 
@@ -134,7 +135,8 @@ class ChildProcess:
                     continue
                 redrawn_at = clock() if redraw else redrawn_at
                 self._note_readiness(line)
-                self._say(line)
+                if self.spec.hidden is None or not self.spec.hidden.search(line):
+                    self._say(line)
             if not data:
                 return
 

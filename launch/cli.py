@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,6 +23,18 @@ app = typer.Typer(
 Host = Annotated[str | None, typer.Option(help="Address to listen on.")]
 Port = Annotated[int | None, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")]
 Data = Annotated[Path | None, typer.Option(help="Folder for everything that is kept.")]
+
+
+class Check(StrEnum):
+    """What `midstream doctor --only` can name; the checks are in `launch.doctor`."""
+
+    PYTHON = "python"
+    TORCH = "torch"
+    MODEL = "model"
+    DISK = "disk"
+    REDIS = "redis"
+    SERVER = "server"
+    WORKER = "worker"
 
 
 @app.command()
@@ -46,11 +59,16 @@ def prepare() -> None:
 
 
 @app.command()
-def doctor(host: Host = None, port: Port = None, data: Data = None) -> None:
+def doctor(
+    host: Host = None,
+    port: Port = None,
+    data: Data = None,
+    only: Annotated[list[Check] | None, typer.Option(help="Do this check only; may be repeated.")] = None,
+) -> None:
     """Check this machine and a running server, and say what to do."""
     from launch.doctor import doctor as run
 
-    raise typer.Exit(run(_settings(host, port, data)))
+    raise typer.Exit(run(_settings(host, port, data), list(only or [])))
 
 
 @app.command()

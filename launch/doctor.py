@@ -12,7 +12,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -57,10 +57,15 @@ class Finding:
 COLOURS = {Status.OK: "green", Status.WARN: "yellow", Status.FAIL: "bold red"}
 
 
-def doctor(settings: LaunchSettings) -> int:
-    """Prints one line per finding. The exit code is 1 if any of them is FAIL."""
+def doctor(settings: LaunchSettings, only: list[str]) -> int:
+    """Prints one line per finding, of all checks or those named. The exit code is 1 if any of them is FAIL.
+
+    Raises `KeyError` for a check that does not exist.
+    """
+    checks = all_checks(settings)
     failed = False
-    for finding in findings(settings):
+    for subject in only or checks:
+        finding = _guarded(subject, checks[subject])
         failed |= finding.status is Status.FAIL
         line = Text.assemble((f"{finding.status:4} ", COLOURS[finding.status]), (f"{finding.subject:8} ", "bold"))
         console.print(line.append(finding.text))
@@ -69,18 +74,18 @@ def doctor(settings: LaunchSettings) -> int:
     return int(failed)
 
 
-def findings(settings: LaunchSettings) -> Iterator[Finding]:
+def all_checks(settings: LaunchSettings) -> dict[str, Callable[[], Finding]]:
     folder = DataFolder(settings.data)
     url = settings.redis_url or embedded_url(folder)
-    yield check_python()
-    yield _guarded("torch", check_torch)
-    yield _guarded("model", check_model)
-    yield check_disk(folder)
-    yield check_redis(settings, url)
-    server = check_server(settings)
-    yield server
-    if _answers(url):
-        yield check_worker(url)
+    return {
+        "python": check_python,
+        "torch": check_torch,
+        "model": check_model,
+        "disk": lambda: check_disk(folder),
+        "redis": lambda: check_redis(settings, url),
+        "server": lambda: check_server(settings),
+        "worker": lambda: check_worker(settings, url),
+    }
 
 
 def check_python() -> Finding:
@@ -173,8 +178,10 @@ def check_server(settings: LaunchSettings) -> Finding:
     return Finding(Status.WARN, "server", f"something else answers at {url}", "choose another port with --port")
 
 
-def check_worker(url: str) -> Finding:
+def check_worker(settings: LaunchSettings, url: str) -> Finding:
     """Sends a real tool job and waits for its result, as a node would."""
+    if not settings.redis_url and not _answers(url):
+        return Finding(Status.OK, "worker", "not checked: no server is running")
     name = f"doctor-{secrets.token_hex(6)}"
     queue = ToolQueue(url)
     with connect_sync(url) as client:

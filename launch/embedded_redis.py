@@ -12,6 +12,8 @@ from launch.child_process import ChildSpec
 from launch.data_folder import DataFolder
 
 READY = re.compile(r"Ready to accept connections")
+# `pid:role date time * text`: the star marks what is not a warning.
+CHATTER = re.compile(r"^\d+:(signal-handler|\w [^*#]+\* (?!Ready))")
 
 
 def embedded_redis(folder: DataFolder) -> ChildSpec:
@@ -19,7 +21,7 @@ def embedded_redis(folder: DataFolder) -> ChildSpec:
     directory = folder.path / "redis"
     directory.mkdir(mode=0o700, exist_ok=True)
     command = redis_command(directory, _socket(folder))
-    return ChildSpec("redis", command, ready=READY, pass_fds=(folder.lock_fd,))
+    return ChildSpec("redis", command, ready=READY, hidden=CHATTER, pass_fds=(folder.lock_fd,))
 
 
 def embedded_url(folder: DataFolder) -> str:

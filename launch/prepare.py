@@ -8,7 +8,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from engine.model.loader import ModelError, prepare_model
 from engine.settings import EngineSettings
 
-console = Console(highlight=False)
+console = Console(highlight=False, soft_wrap=True)
 
 
 def prepare() -> int:

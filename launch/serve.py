@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import signal
 import socket
 import time
+import urllib.request
 from urllib.parse import urlsplit
 
 from rich.console import Console
@@ -19,6 +21,8 @@ from launch.settings import LaunchSettings
 from launch.supervisor import StartFailed, Supervisor
 
 COLOURS = {"redis": "red", "engine": "magenta", "host": "blue", "worker": "yellow", "web": "green"}
+READY_POLL_S = 0.1
+HTTP_TIMEOUT_S = 2.0
 
 console = Console(highlight=False, soft_wrap=True)
 
@@ -84,13 +88,18 @@ class _Server:
         )
         self._started = time.monotonic()
         self._signals = 0
+        self._announcing: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._interrupted)
         console.print(Text(f"Starting {', '.join(self._specs)}; Ctrl-C stops.", "dim"))
-        await self._supervisor.run(self._ready)
+        try:
+            await self._supervisor.run(self._ready)
+        finally:
+            if self._announcing is not None:
+                self._announcing.cancel()
         console.print(Text("Stopped.", "dim"))
 
     def _interrupted(self) -> None:
@@ -102,11 +111,28 @@ class _Server:
             self._supervisor.kill()
 
     def _ready(self) -> None:
-        took = f"({time.monotonic() - self._started:.1f} s)"
-        if "web" not in self._specs:
-            console.print(Text(f"Midstream {', '.join(self._specs)} is ready {took}", "bold"))
-            return
-        url = self._supervisor.ready_line("web").removeprefix("READY").strip()
-        # A restarted web process must come back where the browsers look for it.
-        self._specs["web"].command = web_command(self._settings.host, urlsplit(url).port or self._settings.port)
-        console.print(Text(f"Midstream is ready at {url} {took}", "bold"))
+        if "web" in self._specs:
+            url = self._supervisor.ready_line("web").removeprefix("READY").strip()
+            # A restarted web process must come back where the browsers look for it.
+            self._specs["web"].command = web_command(self._settings.host, urlsplit(url).port or self._settings.port)
+            self._announcing = asyncio.create_task(self._announce(url))
+        else:
+            console.print(Text(f"Midstream {', '.join(self._specs)} is ready {self._took()}", "bold"))
+
+    async def _announce(self, url: str) -> None:
+        """Prints the URL once a message sent there would be answered; on its own, `--role web` has no node yet."""
+        if "host" in self._specs:
+            while not await asyncio.to_thread(_answers, f"{url}/readyz"):  # noqa: ASYNC110  (another process)
+                await asyncio.sleep(READY_POLL_S)
+        console.print(Text(f"Midstream is ready at {url} {self._took()}", "bold"))
+
+    def _took(self) -> str:
+        return f"({time.monotonic() - self._started:.1f} s)"
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=HTTP_TIMEOUT_S) as reply:
+            return bool(reply.status == 200)
+    except (OSError, http.client.HTTPException):
+        return False
