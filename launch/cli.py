@@ -10,6 +10,7 @@ import typer
 from pydantic import ValidationError
 from rich.console import Console
 
+from bench.cli import app as bench
 from launch.children import Role
 from launch.settings import LaunchSettings
 
@@ -84,7 +85,7 @@ def chat(
     raise typer.Exit(run(url, key, strategy, tool or []))
 
 
-# Command groups of other packages are added here with `app.add_typer`.
+app.add_typer(bench, name="bench")
 
 
 def _settings(host: str | None, port: int | None, data: Path | None) -> LaunchSettings:

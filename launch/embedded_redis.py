@@ -12,8 +12,10 @@ from launch.child_process import ChildSpec
 from launch.data_folder import DataFolder
 
 READY = re.compile(r"Ready to accept connections")
-# `pid:role date time * text`: the star marks what is not a warning.
-CHATTER = re.compile(r"^\d+:(signal-handler|\w [^*#]+\* (?!Ready))")
+# `pid:role date time * text`: the star marks what is not a warning. Overcommit matters to large databases only.
+CHATTER = re.compile(
+    r"^\d+:(signal-handler|\w [^*#]+(\* (?!Ready)|# WARNING Memory overcommit|# Valkey is now ready to exit))"
+)
 
 
 def embedded_redis(folder: DataFolder) -> ChildSpec:

@@ -11,12 +11,14 @@ os.environ.setdefault("REMAP_SIGTERM", "SIGQUIT")
 
 
 def main() -> None:
-    from celery.platforms import SecurityWarning
+    from celery.exceptions import CPendingDeprecationWarning, SecurityWarning
 
     from workers.app import WORKER_NAME, app, settings, worker_stopped
 
     # Celery warns of unpickling as root; this worker accepts JSON only.
     warnings.simplefilter("ignore", SecurityWarning)
+    # About tasks that run on while the broker is away; claims and stored results make that harmless here.
+    warnings.simplefilter("ignore", CPendingDeprecationWarning)
     logging.basicConfig(level=settings.worker_log_level, format="%(levelname)s %(name)s: %(message)s")
     print(f"starting {settings.worker_concurrency} tool processes", flush=True)
     arguments = [

@@ -1,0 +1,5 @@
+"""`python -m launch` is `midstream`."""
+
+from launch.cli import main
+
+main()
