@@ -14,7 +14,7 @@ from typing import Any
 
 import redis
 
-from engine.model.loader import prepare_model
+from engine.model.loader import model_name, prepare_model
 from realtime import keys
 from realtime.actor import Actor
 from realtime.chat_format import ChatFormat
@@ -54,6 +54,7 @@ class Host:
         self._inbox = Inbox(node.redis, node.settings.node_id)
         self._actors: dict[str, Actor] = {}
         self._completions = Completions(node)
+        self._started_at = time.time()
 
     async def run(self) -> None:
         """Serves until cancelled."""
@@ -151,6 +152,7 @@ class Host:
                 max_context=client.ready.max_context if client is not None else 0,
                 sessions=len(self._actors),
                 at=time.time(),
+                started_at=self._started_at,
                 stats=_numbers(stats),
             )
             with contextlib.suppress(redis.RedisError):
@@ -181,7 +183,7 @@ async def serve(settings: RealtimeSettings) -> None:
     link = EngineLink(settings.engine_socket, lambda: hosts[0].engine_changed())
     node = Node(
         settings=settings,
-        model=folder.name,
+        model=model_name(settings.model),
         redis=client,
         publisher=publisher,
         link=link,
