@@ -45,7 +45,7 @@ class Server:
         """The process id of "redis", "engine", "host", "worker" or "web" as it is now. Raises `LookupError`."""
         for child in psutil.Process(self.process.pid).children(recursive=False):
             command = " ".join(child.cmdline())
-            if any(part in command and role == name for part, role in NAMES.items()):
+            if COMMANDS[name] in command:
                 return int(child.pid)
         raise LookupError(f"no process {name}")
 
