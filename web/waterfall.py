@@ -36,7 +36,6 @@ def waterfall(turn: TurnRecord) -> dict[str, Any]:
         "status": turn.status,
         "at": turn.done_at,
         "typed_ms": max(0.0, (zero - turn.typing_started_at) * 1000) if turn.typing_started_at else 0.0,
-        "first_token": first_token_ms(turn),
         "ttft_ms": first_token_ms(turn),
         "complete_ms": complete_ms(turn),
         "done": done,

@@ -1,0 +1,132 @@
+// What the model has read of the unsent text, and the notes it takes on it.
+
+import { commonPrefixLength } from "./text_splice.js";
+
+export class ThinkingPanel {
+  #panel = document.getElementById("thinking");
+  #reading = document.getElementById("reading");
+  #meter = document.getElementById("meter");
+  #list = document.getElementById("notes");
+  #read = document.getElementById("read");
+  #unread = document.getElementById("unread");
+  #composer;
+  #text = "";
+  #readLength = 0;
+  #tokens = 0;
+  #notes = new Map();
+  #sent = false;
+
+  constructor(composer) {
+    this.#composer = composer;
+    composer.addEventListener("edit", () => this.#edited());
+    this.#draw();
+  }
+
+  /** How many notes on the current message are in force. */
+  get noteCount() {
+    return [...this.#notes.values()].filter((note) => note.classList.contains("kept")).length;
+  }
+
+  /** The message was sent: its notes stay to be seen until the next message is begun. */
+  committed() {
+    this.#sent = true;
+    this.#readLength = this.#tokens = 0;
+    this.#draw();
+  }
+
+  reset() {
+    this.#sent = false;
+    this.#readLength = this.#tokens = 0;
+    this.#forgetNotes();
+    this.#draw();
+  }
+
+  observe(event) {
+    if (event.type === "midstream.prefill") this.#prefilled(event);
+    else if (event.type === "midstream.inference.started") this.#started(event);
+    else if (event.type === "midstream.inference.delta") this.#append(event);
+    else if (event.type === "midstream.inference.done") this.#done(event);
+    else if (event.type === "midstream.inference.discarded") this.#discarded(event);
+  }
+
+  #edited() {
+    const text = this.#composer.text;
+    this.#readLength = Math.min(this.#readLength, commonPrefixLength(this.#text, text));
+    this.#text = text;
+    if (text && this.#sent) this.#forgetNotes();
+    this.#draw();
+  }
+
+  #prefilled({ revision, prefilled_chars: count, tokens }) {
+    const then = this.#composer.stream.textAt(revision) ?? this.#text;
+    this.#readLength = commonPrefixLength(then.slice(0, count), this.#text);
+    this.#tokens = tokens;
+    this.#draw();
+  }
+
+  #draw() {
+    // The line break at the end gives the last, empty line its height.
+    this.#read.textContent = this.#text.slice(0, this.#readLength);
+    this.#unread.textContent = `${this.#text.slice(this.#readLength)}\n`;
+    const share = this.#text ? this.#readLength / this.#text.length : 0;
+    this.#meter.style.width = `${100 * share}%`;
+    this.#reading.textContent = this.#readingText();
+    this.#panel.classList.toggle("quiescent", !this.#text && !this.#notes.size);
+  }
+
+  #readingText() {
+    if (this.#sent && this.#notes.size) return `Sent with ${this.noteCount} ${this.noteCount === 1 ? "note" : "notes"}`;
+    if (!this.#readLength) return this.#text ? "Not read yet" : "Nothing to read";
+    const part = this.#readLength === this.#text.length ? "All" : `${this.#readLength} of ${this.#text.length}`;
+    return `${part} read · ${this.#tokens} tokens ready`;
+  }
+
+  #started({ index, segment }) {
+    if (this.#sent) this.#forgetNotes();
+    const note = document.createElement("li");
+    note.className = "note";
+    note.dataset.testid = "note";
+    const source = document.createElement("span");
+    source.className = "note-source";
+    source.textContent = `On “${segment.trim()}”`;
+    const text = document.createElement("span");
+    text.className = "note-text";
+    note.append(source, text);
+    this.#notes.get(index)?.remove();
+    this.#notes.set(index, note);
+    this.#list.append(note);
+    this.#follow();
+  }
+
+  #append({ index, delta }) {
+    this.#notes.get(index)?.lastChild.append(delta);
+    this.#follow();
+  }
+
+  #done({ index, action, text }) {
+    const note = this.#notes.get(index);
+    if (!note) return;
+    note.classList.add(action === "wait" ? "wait" : "kept");
+    note.lastChild.textContent = action === "wait" ? "waits for more" : text;
+    this.#follow();
+  }
+
+  #discarded({ index, reason }) {
+    const note = this.#notes.get(index);
+    if (!note) return;
+    note.classList.remove("kept");
+    note.classList.add("discarded");
+    note.title = `Dropped: ${reason}`;
+  }
+
+  #forgetNotes() {
+    this.#sent = false;
+    this.#notes.clear();
+    this.#list.replaceChildren();
+  }
+
+  #follow() {
+    this.#list.scrollTop = this.#list.scrollHeight;
+    this.#draw();
+  }
+}
