@@ -42,8 +42,9 @@ class ChatFormat:
         self._plain = plain_tokenizer
         self._template = template
         self._turns = turns = _find_turns(template)
-        self._tool_turn = _find_tool_turn(template, turns)
         self._native_tools = _has_native_tools(template, turns)
+        # A template with tools of another kind is not asked: the taught tools promise `tool_response`.
+        self._tool_turn = _find_tool_turn(template, turns) if self._native_tools else None
         self.user_open = self._fixed(turns.user_open)
         self.user_close = self._fixed(turns.user_close)
         self.assistant_open = self._fixed(turns.assistant_open)

@@ -12,7 +12,7 @@ MAX_NOTE_CHARS = 400
 # For constrained decoding. Bounded, because an unbounded note could end in endless white space.
 ACTION_GRAMMAR = rf"(wait\.|inference\. [^ \n][^\n]{{0,{MAX_NOTE_CHARS - 1}}})"
 
-_ACTION = re.compile(rf"\s*(?:(?P<wait>wait\.)|inference\. (?P<note>\S[^\n]{{0,{MAX_NOTE_CHARS - 1}}}))\s*")
+_ACTION = re.compile(rf"\s*(?:(?P<wait>wait\.)|inference\. (?P<note>[^ \n][^\n]{{0,{MAX_NOTE_CHARS - 1}}}))\s*")
 
 
 @dataclass(frozen=True)
@@ -28,4 +28,7 @@ def parse_action(text: str) -> Action:
     match = _ACTION.fullmatch(text)
     if match is None:
         return Action("unparsable")
-    return Action("wait") if match["wait"] else Action("inference", match["note"].rstrip())
+    if match["wait"]:
+        return Action("wait")
+    note = match["note"].strip()
+    return Action("inference", note) if note else Action("unparsable")
