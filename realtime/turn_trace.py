@@ -103,6 +103,7 @@ class TurnTrace:
                 "received_at": finished.received_at,
                 "first_scheduled_at": finished.first_scheduled_at,
                 "first_token_at": finished.first_token_at,
+                "output_tokens": finished.output_tokens,
             }
             for finished in usage.finished
         ]

@@ -41,6 +41,7 @@ class Thinker:
         self._settled = False
         self._settle_timer: asyncio.TimerHandle | None = None
         self._tail: tuple[int, int, list[int]] = (0, 0, [])
+        self._latest: Arrival | None = None
         self._edit: Arrival | None = None
         self._prefilled = 0
         self._spans: list[tuple[str, float, float]] = []
@@ -49,7 +50,7 @@ class Thinker:
 
     def edited(self, arrival: Arrival) -> None:
         """The unsent text changed; `update` follows."""
-        self._edit = arrival
+        self._latest = arrival
         self._settled = False
         if self._settle_timer is not None:
             self._settle_timer.cancel()
@@ -107,7 +108,7 @@ class Thinker:
             prefilled_chars=min(characters, actor.session.buffer.length),
             tokens=item.kv_tokens,
         )
-        if self._edit is not None:
+        if self._edit is not None and item.started_at >= self._edit.handled_at:
             edit, self._edit = self._edit, None
             actor.emit_extension(
                 "midstream.trace",
@@ -173,6 +174,7 @@ class Thinker:
         context.priority = "background"
         if context.sync(desired) == len(desired):
             return
+        self._edit = self._edit or self._latest
         self._actor.save_idle_kv("typing")
 
     # Notes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from realtime.chat_format import ChatFormat
-from realtime.conversation import McpCall, Message
+from realtime.conversation import Item, McpCall, Message
 from realtime.prompt import PromptBuilder
 from realtime.session_config import SessionConfig
 
@@ -28,7 +28,7 @@ def test_system_messages_join_the_instructions(smol_format: ChatFormat) -> None:
 
 def test_each_item_extends_the_prompt(smol_format: ChatFormat) -> None:
     builder = PromptBuilder(smol_format)
-    items = [
+    items: list[Item] = [
         Message("1", "user", ("2+2?",)),
         McpCall("2", "midstream", "calculator", '{"expression": "2+2"}', "4"),
         Message("3", "assistant", ("Four.",)),
