@@ -10,19 +10,16 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
-from redis.asyncio.client import Pipeline
-
 from engine.client import ContextHandle, EngineError, EngineLost
 from engine.messages import KvMoved, Prefilled
-from realtime import event_log, keys, store
+from realtime import store
 from realtime.conversation import Conversation, Item, McpCall, McpError, Message, to_wire
 from realtime.errors import ProtocolError
 from realtime.events import parse_client_event, server_event
+from realtime.journal import Journal
 from realtime.messages import Attach, ClientEvent, Detach
 from realtime.node import Node
 from realtime.prompt import PromptBuilder
@@ -47,7 +44,6 @@ from realtime.turn_trace import Arrival, TurnTrace
 
 log = logging.getLogger(__name__)
 
-RECENT_EVENTS = 512
 Acknowledge = Callable[[list[bytes]], None]
 ActorMessage = Attach | Detach | ClientEvent
 
@@ -59,20 +55,16 @@ class Actor:
         self.node = node
         self.session = session
         self.session_id = session.id
+        self.journal = Journal(node, session, owner, seq)
         self.prompt = PromptBuilder(node.format)
         self.thinker = Thinker(self)
         self.turn: Turn | None = None
         self.idle_since: float | None = time.monotonic()
-        self._owner = owner
-        self._seq = seq
         self._acknowledge = acknowledge
-        self._connections: dict[str, str] = {}
-        self._recent: deque[tuple[int, bytes]] = deque(maxlen=RECENT_EVENTS)
         self._queue: asyncio.Queue[tuple[bytes, ActorMessage]] = asyncio.Queue()
         self._task: asyncio.Task[None] | None = None
         self._context: ContextHandle | None = None
         self._anchor: str | None = None
-        self._record_queued = False
         self._updated_sent = 0
         self._lost_response = ""
         self._typing_started_at = 0.0
@@ -84,7 +76,7 @@ class Actor:
     def new(cls, node: Node, session_id: str, owner: str, acknowledge: Acknowledge) -> Actor:
         session = Session(session_id, SessionConfig(model=node.model), Conversation())
         actor = cls(node, session, owner, 0, acknowledge)
-        actor._save_record()
+        actor.journal.save_record()
         return actor
 
     @classmethod
@@ -123,6 +115,7 @@ class Actor:
         """The engine was lost or is back: what it held is gone."""
         self._context = None
         self.thinker.engine_changed()
+        self.thinker.update()
 
     def fail_lost_response(self) -> None:
         """A response that an earlier process left running gets its terminal event."""
@@ -137,9 +130,8 @@ class Actor:
             "usage": None,
         }
         self._lost_response = ""
-        self._emit(server_event("response.done", response=response))
-        self._mark_active(False)
-        self._save_record()
+        self.journal.emit(server_event("response.done", response=response))
+        self.journal.mark_active(False)
 
     async def _run(self) -> None:
         while True:
@@ -159,10 +151,10 @@ class Actor:
         if isinstance(message, Attach):
             await self._attach(message)
         elif isinstance(message, Detach):
-            self._connections.pop(message.connection, None)
+            self.journal.detach(message.connection)
         else:
             self._on_client_event(message)
-        self.idle_since = None if self._connections or self.turn else time.monotonic()
+        self.idle_since = None if self.journal.has_sockets or self.turn else time.monotonic()
 
     # Client events
 
@@ -173,27 +165,26 @@ class Actor:
             for effect in self.session.handle(event):
                 self._carry_out(effect, arrival)
         except ProtocolError as error:
-            self._reply(message.connection, error.to_event())
+            self.journal.reply(message.connection, error.to_event())
 
     def _carry_out(self, effect: Effect, arrival: Arrival) -> None:
         match effect:
             case Send(event=event):
-                self._emit(event)
+                self.journal.emit(event)
             case Edited():
                 if not self._typing_started_at:
                     self._typing_started_at = arrival.received_at
                 self.thinker.edited(arrival)
             case Configured():
                 self.thinker.configured()
-                self._save_record()
+                self.journal.save_record()
             case Committed(item=item):
                 self._sent = arrival
                 self.thinker.committed(item)
             case Saved(item=item, order=order):
-                self._save_item(item, order)
+                self.journal.save_item(item, order)
             case Deleted(item_id=item_id):
-                session = self.session_id
-                self.node.publisher.write(lambda pipeline: store.delete_item(pipeline, session, item_id))
+                self.journal.delete_item(item_id)
             case Respond():
                 self._respond(effect, arrival)
             case CancelResponse():
@@ -204,8 +195,8 @@ class Actor:
         buffer = self.session.buffer
         if buffer.revision != self._updated_sent:
             self._updated_sent = buffer.revision
-            self._emit(server_event("input_text_buffer.updated", revision=buffer.revision, length=buffer.length))
-            self._save_record()
+            self.journal.emit(server_event("input_text_buffer.updated", revision=buffer.revision, length=buffer.length))
+            self.journal.save_record()
 
     # Responses
 
@@ -225,8 +216,7 @@ class Actor:
         self._typing_started_at = 0.0
         self._anchor = self._last_id()
         self.session.response_started(response.id)
-        self._mark_active(True)
-        self._save_record()
+        self.journal.mark_active(True)
         self.turn = Turn(self, response, respond.config, prompt, trace)
         self.turn.start()
 
@@ -254,7 +244,7 @@ class Actor:
         for event in events:
             if event["type"] == "response.output_item.done":
                 self._keep(_item_of(event["item"]))
-            self._emit(event)
+            self.journal.emit(event)
 
     def last_item_id(self) -> str | None:
         """The item after which the running response's next item goes."""
@@ -271,9 +261,8 @@ class Actor:
         self.emit_extension("midstream.turn", **turn.trace.turn_event(turn.response.id, turn.usage))
         self.emit_extension("midstream.trace", **turn.trace.trace_event(turn.response.id, turn.usage))
         self.turn = None
-        self.idle_since = None if self._connections else time.monotonic()
-        self._mark_active(False)
-        self._save_record()
+        self.idle_since = None if self.journal.has_sockets else time.monotonic()
+        self.journal.mark_active(False)
         self.thinker.turn_ended()
         for effect in self.session.response_ended():
             self._start_queued(effect)
@@ -284,14 +273,14 @@ class Actor:
         try:
             self._carry_out(effect, Arrival(now, now, now))
         except ProtocolError as error:
-            self._emit(error.to_event())
+            self.journal.emit(error.to_event())
 
     def _keep(self, item: Item) -> None:
         if self._anchor is not None and self._anchor not in self.session.conversation:
             self._anchor = None  # deleted meanwhile
         self.session.conversation.add(item, self._anchor)
         self._anchor = item.id
-        self._save_item(item, order=True)
+        self.journal.save_item(item, order=True)
 
     def _last_id(self) -> str | None:
         last = None
@@ -331,67 +320,39 @@ class Actor:
     def hold(self, context: ContextHandle, expected_s: float | None) -> None:
         """Keeps the KV of a turn that waits for a tool."""
         context.hold("tool", expected_s)
-        self._save_kv("device", context.kv_tokens, "preserve", "tool")
+        self.journal.save_kv("device", context.kv_tokens, "preserve", "tool")
 
     def _drop_context(self) -> None:
         context, self._context = self._context, None
         if context is not None:
             with contextlib.suppress(EngineLost):
                 context.close()
-            session = self.session_id
-            self.node.publisher.write(lambda pipeline: store.delete_kv(pipeline, session))
+            self.journal.delete_kv()
 
     def _on_prefilled(self, item: Prefilled) -> None:
         self.thinker.prefilled(item)
 
     def _on_kv_moved(self, item: KvMoved) -> None:
-        self._save_kv(item.location, item.tokens, item.decision, item.reason)
+        self.journal.save_kv(item.location, item.tokens, item.decision, item.reason)
         state = "preserved" if item.decision == "preserve" else "discarded"
         fields = {"state": state, "reason": item.reason, "tokens": item.tokens, "bytes": item.bytes}
         self.emit_extension("midstream.kv.state", **fields)
 
-    def _save_kv(self, location: str, tokens: int, decision: str, reason: str) -> None:
-        client = self.node.link.current
-        if client is None:
-            return
-        size = tokens * client.ready.bytes_per_token
-        node_id, epoch = self.node.settings.node_id, client.ready.epoch
-        record = store.KvRecord(node_id, epoch, location, tokens, size, decision, reason, time.time())
-        session, ttl = self.session_id, self.node.settings.session_retention_s
-        self.node.publisher.write(lambda pipeline: store.save_kv(pipeline, session, record, ttl))
-
     def save_idle_kv(self, reason: str) -> None:
         """Tells Redis where the KV is while nothing holds it."""
         if self._context is not None:
-            self._save_kv("device", self._context.kv_tokens, "", reason)
+            self.journal.save_kv("device", self._context.kv_tokens, "", reason)
 
     # Sockets and events
 
     async def _attach(self, message: Attach) -> None:
-        missed = await self._missed(message.last_event_id) if message.last_event_id >= 0 else []
-        self._connections[message.connection] = message.web
-        if self._seq or message.last_event_id >= 0:
+        missed = await self.journal.missed(message.last_event_id) if message.last_event_id >= 0 else []
+        self.journal.attach(message.connection, message.web)
+        if self.journal.seq or message.last_event_id >= 0:
             snapshot = {} if missed is not None and message.last_event_id >= 0 else {"snapshot": self._snapshot()}
             resumed = server_event("midstream.session.resumed", from_event_id=message.last_event_id, **snapshot)
-            self._reply(message.connection, {**resumed, "last_event_id": self._seq})
-        for seq, event in missed or []:
-            self.node.publisher.deliver(message.web, message.connection, event, seq)
-
-    async def _missed(self, last_event_id: int) -> list[tuple[int, bytes]] | None:
-        """Events after `last_event_id`, from memory or else from the log; None when they are gone."""
-        if last_event_id > self._seq:
-            return None
-        if last_event_id == self._seq:
-            return []
-        if not self._recent or self._recent[0][0] > last_event_id + 1:
-            logged = await event_log.read_after(self.node.redis, self.session_id, last_event_id)
-            if not logged:
-                return None
-            older = [(last_event_id + 1 + index, event) for index, event in enumerate(logged)]
-            last = older[-1][0]
-        else:
-            older, last = [], last_event_id
-        return older + [(seq, event) for seq, event in self._recent if seq > last]
+            self.journal.reply(message.connection, {**resumed, "last_event_id": self.journal.seq})
+        self.journal.replay(message, missed or [])
 
     def _snapshot(self) -> Event:
         running = None
@@ -404,61 +365,7 @@ class Actor:
     def emit_extension(self, event_type: str, **fields: Any) -> None:
         """An opt-in event: sent only where the session asked for it."""
         if self.session.config.wants_event(event_type):
-            self._emit(server_event(event_type, **fields))
-
-    def _emit(self, event: Event) -> None:
-        self._seq += 1
-        seq, payload = self._seq, msgspec.json.encode({**event, "seq": self._seq})
-        self._recent.append((seq, payload))
-        settings, session = self.node.settings, self.session_id
-        self.node.publisher.write(
-            lambda pipeline: event_log.append(
-                pipeline, session, [(seq, payload)], settings.event_log_length, settings.event_log_ttl_s
-            )
-        )
-        for connection, web in self._connections.items():
-            self.node.publisher.deliver(web, connection, payload, seq)
-        self._save_record()
-
-    def _reply(self, connection: str, event: Event) -> None:
-        """To one socket only: not numbered, not replayed."""
-        web = self._connections.get(connection)
-        if web is not None:
-            self.node.publisher.deliver(web, connection, msgspec.json.encode(event))
-
-    # Persistence
-
-    def _save_item(self, item: Item, order: bool) -> None:
-        session, payload = self.session_id, msgspec.json.encode(item)
-        self.node.publisher.write(lambda pipeline: store.save_item(pipeline, session, item.id, payload))
-        if order:
-            ids = [kept.id for kept in self.session.conversation]
-            self.node.publisher.write(lambda pipeline: store.save_order(pipeline, session, ids))
-
-    def _save_record(self) -> None:
-        if not self._record_queued:
-            self._record_queued = True
-            self.node.publisher.write(self._write_record)
-
-    def _write_record(self, pipeline: Pipeline) -> None:
-        """Runs at the flush, so that one write covers everything since the last."""
-        self._record_queued = False
-        record = store.SessionRecord(
-            owner=self._owner,
-            node=self.node.settings.node_id,
-            model=self.node.model,
-            config=self.session.config.model_dump_json(),
-            seq=self._seq,
-            revision=self.session.buffer.revision,
-            active_response=self.session.active_response,
-        )
-        store.save_session(pipeline, self.session_id, record, self.node.settings.session_retention_s)
-
-    def _mark_active(self, active: bool) -> None:
-        key, session = keys.node_active(self.node.settings.node_id), self.session_id
-        self.node.publisher.write(
-            lambda pipeline: pipeline.sadd(key, session) if active else pipeline.srem(key, session)
-        )
+            self.journal.emit(server_event(event_type, **fields))
 
 
 def _item_of(wire: Event) -> Item:

@@ -15,11 +15,12 @@ RETRY_S = 0.1
 
 
 class EngineLink:
-    """`current` is the live client or None; `on_lost` is told whenever one dies (its contexts are gone)."""
+    """`current` is the live client or None; `on_change` is called when one dies (its contexts are gone) and when one is
+    there."""
 
-    def __init__(self, socket: Path, on_lost: Callable[[], None]) -> None:
+    def __init__(self, socket: Path, on_change: Callable[[], None]) -> None:
         self._socket = socket
-        self._on_lost = on_lost
+        self._on_change = on_change
         self._up = asyncio.Event()
         self.current: EngineClient | None = None
 
@@ -34,6 +35,7 @@ class EngineLink:
             log.info("engine %s: %s on %s", client.ready.epoch, client.ready.model, client.ready.device)
             self.current = client
             self._up.set()
+            self._on_change()
             try:
                 await client.lost.wait()
             finally:
@@ -41,7 +43,7 @@ class EngineLink:
                 self.current = None
                 await client.aclose()
             log.warning("engine lost")
-            self._on_lost()
+            self._on_change()
 
     async def client(self, timeout_s: float) -> EngineClient:
         """The live client, waiting for a restart if need be. Raises `EngineLost` after `timeout_s`."""

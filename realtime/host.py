@@ -12,6 +12,7 @@ import signal
 import time
 from typing import Any
 
+import msgspec
 import redis
 
 from engine.model.loader import model_name, prepare_model
@@ -20,6 +21,7 @@ from realtime.actor import Actor
 from realtime.chat_format import ChatFormat
 from realtime.completions import Completions
 from realtime.engine_link import EngineLink
+from realtime.errors import ProtocolError
 from realtime.inbox import Inbox
 from realtime.messages import (
     Attach,
@@ -84,13 +86,14 @@ class Host:
 
     async def _recover(self) -> None:
         """Responses that an earlier process of this node left running get their terminal event."""
+        active = keys.node_active(self.node.settings.node_id)
         while True:
             try:
-                sessions: Any = await self.node.redis.smembers(keys.node_active(self.node.settings.node_id))
+                sessions: Any = await self.node.redis.smembers(active)
                 for session in sessions:
-                    actor = await self._actor(session.decode())
-                    if actor is not None:
-                        actor.fail_lost_response()
+                    # Loading a session ends its lost response; one that has expired meanwhile has nobody to tell.
+                    if await self._actor(session.decode()) is None:
+                        await self.node.redis.srem(active, session)
                 return
             except redis.RedisError as error:
                 log.warning("redis is away: %s", error)
@@ -128,14 +131,34 @@ class Host:
     async def _actor(self, session: str, message: Attach | Detach | ClientEvent | None = None) -> Actor | None:
         """The session's actor: the live one, one restored from Redis, or a new one for a first Attach."""
         actor = self._actors.get(session)
-        if actor is None:
-            actor = await Actor.load(self.node, session, self.acknowledge)
-            if actor is None and isinstance(message, Attach):
-                actor = Actor.new(self.node, session, message.owner, self.acknowledge)
-            if actor is not None:
-                self._actors[session] = actor
-                actor.start()
+        if actor is not None:
+            return actor
+        if isinstance(message, Attach) and not await self._has_room():
+            self._refuse(message)
+            return None
+        actor = await Actor.load(self.node, session, self.acknowledge)
+        if actor is None and isinstance(message, Attach):
+            actor = Actor.new(self.node, session, message.owner, self.acknowledge)
+        if actor is not None:
+            self._actors[session] = actor
+            actor.start()
         return actor
+
+    async def _has_room(self) -> bool:
+        """Makes room by retiring the session that has been unused longest."""
+        if len(self._actors) < self.node.settings.max_sessions:
+            return True
+        idle = [(actor.idle_since, session) for session, actor in self._actors.items() if actor.idle_since is not None]
+        if not idle:
+            return False
+        _, session = min(idle)
+        await self._actors.pop(session).close()
+        return True
+
+    def _refuse(self, message: Attach) -> None:
+        text = f"this node serves {self.node.settings.max_sessions} sessions already"
+        error = ProtocolError("engine_overloaded", text, type="server_error")
+        self.node.publisher.deliver(message.web, message.connection, msgspec.json.encode(error.to_event()))
 
     async def _heartbeat(self) -> None:
         """Tells the registry that this node lives, and retires sessions that nobody uses."""
