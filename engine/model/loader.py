@@ -146,6 +146,7 @@ def load_model(folder: Path, dtype: torch.dtype, device: torch.device, progress:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from engine.model.attention import IMPLEMENTATION
+    from engine.model.packed_linear import can_pack, pack_linears
 
     _quiet_transformers()
     progress("loading model", 0.2)
@@ -162,6 +163,8 @@ def load_model(folder: Path, dtype: torch.dtype, device: torch.device, progress:
         raise ModelError(f"cannot load {folder}: {error}") from error
     progress("loading model", 0.8)
     model = model.to(device).eval()
+    if can_pack(dtype, device):
+        pack_linears(model)
     progress("loading model", 1.0)
     return model
 

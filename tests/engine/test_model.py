@@ -79,7 +79,7 @@ def type_with_edits(driver: Driver, context: int, prompt: list[int], rng: random
             piece = prompt[typed : typed + rng.randrange(1, 9)]
         driver.apply(m.Append(context, piece))
         typed += len(piece)
-        if rng.random() < 0.7:
+        if rng.random() < 0.25:
             driver.step()
 
 
@@ -132,6 +132,7 @@ def test_bfloat16_splits_only_at_near_ties(real_folder: Path, prompts: list[list
         split_gap(reference, prompt, answer)
         for prompt, answer in zip(prompts, answer_all(driver, len(prompts)), strict=True)
     ]
+    print("largest gap at a split:", max(gaps), "splits:", sum(gap > 0 for gap in gaps))
     assert max(gaps) <= NEAR_TIE
 
 
