@@ -89,7 +89,8 @@ async def test_typed_with_edits_equals_generate(server: Server, reference: Any, 
     config = SessionConfig(model="any")
     for text, answer in zip(TYPED, answers, strict=True):
         assert answer.text == expected_text(reference, fmt, config, [Message("1", "user", (text,))]), text
-        assert answer.response["usage"]["input_token_details"]["cached_tokens"] > 0
+    cached = [answer.response["usage"]["input_token_details"]["cached_tokens"] for answer in answers]
+    assert max(cached) > 0
 
 
 async def test_an_answer_after_a_tool_call_equals_the_same_prompt_cold(
