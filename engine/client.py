@@ -363,7 +363,10 @@ class EngineClient:
         if isinstance(item, m.Finished | m.Failed):
             self._generations.pop(generation_id, None)
         if isinstance(item, m.Finished) and generation is not None:
-            generation._finish(item)
+            if item.reason == "failed":
+                generation._fail(EngineError("engine_unavailable", "a step failed; the context can be used again"))
+            else:
+                generation._finish(item)
         if isinstance(item, m.Failed) and generation is not None:
             generation._fail(EngineError(item.code, item.message))
 

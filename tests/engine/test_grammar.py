@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import xgrammar
 from transformers import AutoTokenizer
 
@@ -94,14 +93,16 @@ def test_compiled_grammars_are_bounded(compiler: GrammarCompiler) -> None:
 
 
 def test_the_default_model_fills_a_forced_schema(real_folder: Path, compiler: GrammarCompiler, tokenizer: Any) -> None:
-    driver = make_driver(load(real_folder, torch.bfloat16), grammars=compiler)
-    questions = ["What is 1234 * 5678?", "What is 12 * 3?", "What is 77 * 4?"]
-    grammar = Grammar("json_schema", EXPRESSION)
-    for i, question in enumerate(questions):
-        text = f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
-        params = m.GenerateParams(max_tokens=60, stop_token_ids=[2], grammar=grammar)
-        driver.apply(m.Open(i, "foreground"), m.Append(i, tokenizer.encode(text)), m.Generate(i, i, params))
+    driver = make_driver(load(real_folder), blocks=400, grammars=compiler)
+    system = 'Reply with JSON such as {"expression": "2 + 2"} that holds the expression to compute.'
+    wanted = ["1234 * 5678", "12 * 3", "77 * 4"]
+    params = m.GenerateParams(max_tokens=60, stop_token_ids=[2], grammar=Grammar("json_schema", EXPRESSION))
+    for i, expression in enumerate(wanted):
+        turns = [("system", system), ("user", f"What is {expression}?")]
+        text = "".join(f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content in turns)
+        prompt = tokenizer.encode(text + "<|im_start|>assistant\n")
+        driver.apply(m.Open(i, "foreground"), m.Append(i, prompt), m.Generate(i, i, params))
     driver.run()
-    for i in range(len(questions)):
-        assert driver.finished(i).reason == "stop"
-        assert set(json.loads(tokenizer.decode(driver.tokens_of(i)))) == {"expression"}
+    assert [driver.finished(i).reason for i in range(len(wanted))] == ["stop"] * len(wanted)
+    written = [json.loads(tokenizer.decode(driver.tokens_of(i))) for i in range(len(wanted))]
+    assert written == [{"expression": expression} for expression in wanted]

@@ -21,7 +21,8 @@ from tests.engine.prompts import PROMPTS
 COUNT = 24
 END_OF_TURN = 2
 NEAR_TIE = 0.25
-"""Of bfloat16 logits: they lie around 16, where neighbouring bfloat16 numbers are 0.125 apart."""
+"""Of bfloat16 logits: they lie around 16, where neighbouring bfloat16 numbers are 0.125 apart. Measured with these
+prompts: 8 of 50 answers part, at gaps of at most 0.125."""
 
 
 @pytest.fixture(scope="module")
@@ -69,14 +70,15 @@ def type_with_edits(driver: Driver, context: int, prompt: list[int], rng: random
     """Brings `prompt` into the context in random pieces, some of which are mistyped and taken back."""
     typed = 0
     while typed < len(prompt):
-        piece = prompt[typed : typed + rng.randrange(1, 9)]
+        piece = prompt[typed : typed + rng.randrange(1, 13)]
         if rng.random() < 0.4:
             driver.apply(m.Append(context, [rng.randrange(1000, 40_000) for _ in piece]))
-            driver.step()
+            if rng.random() < 0.5:
+                driver.step()
             back = rng.randrange(typed + 1)
             driver.apply(m.Truncate(context, back))
             typed = back
-            piece = prompt[typed : typed + rng.randrange(1, 9)]
+            piece = prompt[typed : typed + rng.randrange(1, 13)]
         driver.apply(m.Append(context, piece))
         typed += len(piece)
         if rng.random() < 0.25:
@@ -132,7 +134,6 @@ def test_bfloat16_splits_only_at_near_ties(real_folder: Path, prompts: list[list
         split_gap(reference, prompt, answer)
         for prompt, answer in zip(prompts, answer_all(driver, len(prompts)), strict=True)
     ]
-    print("largest gap at a split:", max(gaps), "splits:", sum(gap > 0 for gap in gaps))
     assert max(gaps) <= NEAR_TIE
 
 
