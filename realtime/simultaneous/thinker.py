@@ -161,21 +161,28 @@ class Thinker:
 
     def _prefill(self, context: ContextHandle, config: SessionConfig, text: str) -> None:
         """While keys are struck only tokens that later typing cannot change; in a pause all of what Send would need."""
+        desired = self._desired(config, text)[: self._actor.node.max_context - 1]
+        context.priority = "background"
+        if context.sync(desired) == len(desired):
+            return
+        self._edit = self._edit or self._latest
+        self._actor.save_idle_kv("typing")
+
+    def _desired(self, config: SessionConfig, text: str) -> list[int]:
+        """The tokens that the context should hold now."""
+        if self._committed is not None and not text:
+            # Sent but not yet asked about: the notes are not history until the answer is there.
+            desired = self.answer_prompt(config, list(self._actor.session.conversation))
+            self._tail = (0, len(desired), [])
+            return desired
         base = self._actor.prompt.base(config, self._actor.session.conversation)
         read = _length(self._entries)
         prefix, waiting = layouts.open_turn(self._fmt, base, [], self._entries)
         ids, stable = self._tokenizer.update(waiting + text[read:])
         self._tail = (read - len(waiting), len(prefix), ids)
         if self._settled and text.strip():
-            desired = layouts.answer_prompt(self._fmt, base, [], self._entries, text[read:])
-        else:
-            desired = prefix + ids[:stable]
-        desired = desired[: self._actor.node.max_context - 1]
-        context.priority = "background"
-        if context.sync(desired) == len(desired):
-            return
-        self._edit = self._edit or self._latest
-        self._actor.save_idle_kv("typing")
+            return layouts.answer_prompt(self._fmt, base, [], self._entries, text[read:])
+        return prefix + ids[:stable]
 
     # Notes
 
