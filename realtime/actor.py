@@ -23,6 +23,7 @@ from realtime.journal import Journal
 from realtime.messages import Attach, ClientEvent, Detach
 from realtime.node import Node
 from realtime.prompt import PromptBuilder
+from realtime.redis_connection import patiently
 from realtime.response import Event, Response
 from realtime.session import (
     CancelResponse,
@@ -346,11 +347,12 @@ class Actor:
     # Sockets and events
 
     async def _attach(self, message: Attach) -> None:
-        missed = await self.journal.missed(message.last_event_id) if message.last_event_id >= 0 else []
+        wanted = message.last_event_id
+        missed = await patiently(lambda: self.journal.missed(wanted)) if wanted >= 0 else []
         self.journal.attach(message.connection, message.web)
-        if self.journal.seq or message.last_event_id >= 0:
-            snapshot = {} if missed is not None and message.last_event_id >= 0 else {"snapshot": self._snapshot()}
-            resumed = server_event("midstream.session.resumed", from_event_id=message.last_event_id, **snapshot)
+        if self.journal.seq or wanted >= 0:
+            snapshot = {} if missed is not None and wanted >= 0 else {"snapshot": self._snapshot()}
+            resumed = server_event("midstream.session.resumed", from_event_id=wanted, **snapshot)
             self.journal.reply(message.connection, {**resumed, "last_event_id": self.journal.seq})
         self.journal.replay(message, missed or [])
 

@@ -10,6 +10,7 @@ import contextlib
 import logging
 import signal
 import time
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -36,7 +37,7 @@ from realtime.messages import (
 )
 from realtime.node import Node
 from realtime.publisher import Publisher
-from realtime.redis_connection import connect
+from realtime.redis_connection import connect, patiently
 from realtime.registry import HEARTBEAT_S, NodeInfo, heartbeat, remove
 from realtime.settings import RealtimeSettings
 from realtime.tool_dispatch import ToolDispatch
@@ -44,7 +45,6 @@ from realtime.turn_metrics import TurnMetrics
 
 log = logging.getLogger(__name__)
 
-RETRY_S = 0.2
 DRAIN_S = 3.0
 
 
@@ -87,27 +87,21 @@ class Host:
     async def _recover(self) -> None:
         """Responses that an earlier process of this node left running get their terminal event."""
         active = keys.node_active(self.node.settings.node_id)
-        while True:
-            try:
-                sessions: Any = await self.node.redis.smembers(active)
-                for session in sessions:
-                    # Loading a session ends its lost response; one that has expired meanwhile has nobody to tell.
-                    if await self._actor(session.decode()) is None:
-                        await self.node.redis.srem(active, session)
-                return
-            except redis.RedisError as error:
-                log.warning("redis is away: %s", error)
-                await asyncio.sleep(RETRY_S)
+        sessions: Any = await patiently(lambda: self.node.redis.smembers(active))
+        for session in sessions:
+            # Loading a session ends its lost response; one that has expired meanwhile has nobody to tell.
+            if await patiently(partial(self._actor, session.decode())) is None:
+                await patiently(partial(self.node.redis.srem, active, session))
 
     async def _read_inbox(self) -> None:
         while True:
-            try:
-                batch = await self._inbox.read()
-                for entry_id, message in batch:
-                    await self._route(entry_id, message)
-            except redis.RedisError as error:
-                log.warning("redis is away: %s", error)
-                await asyncio.sleep(RETRY_S)
+            for entry_id, message in await patiently(self._inbox.read):
+                try:
+                    await patiently(partial(self._route, entry_id, message))
+                except Exception:
+                    # Read again after a restart, it would fail again.
+                    log.exception("dropped a message of the inbox")
+                    self.acknowledge([entry_id])
             await self.node.publisher.room()
 
     async def _route(self, entry_id: bytes, message: InboxMessage) -> None:
