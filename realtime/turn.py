@@ -301,6 +301,8 @@ class Turn:
         if context is not None:
             with contextlib.suppress(EngineLost, EngineError):
                 context.cancel()
+                if context.held:
+                    context.resume([])
                 context.priority = "background"
         open_status = "completed" if status == "completed" else "incomplete"
         self._emit(self.response.close_open_parts(open_status, f"the response was {status}", self._last()))
