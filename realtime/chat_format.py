@@ -63,7 +63,7 @@ class ChatFormat:
         tokenizer = Tokenizer.from_file(str(file))
         special = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
         template = ChatTemplate.from_folder(folder, special)
-        return cls(template, tokenizer, plain_tokenizer(file.read_text(encoding="utf-8")), _eos_ids(folder, tokenizer))
+        return cls(template, tokenizer, plain_tokenizer(file.read_text(encoding="utf-8")), _eos_ids(folder))
 
     def text(self, text: str) -> list[int]:
         """Ids of any content; never an added token."""
@@ -148,31 +148,48 @@ def _find_turns(template: ChatTemplate) -> _Turns:
     answered = template.render(_messages(_SYSTEM, _USER, _ANSWER))
     again = template.render(_messages(_SYSTEM, _USER, _ANSWER, _SECOND))
     system_open, head_end, user_close = _split(asked, _SYSTEM, _USER)
-    if not opened.startswith(asked) or not answered.startswith(opened) or not again.startswith(answered):
+    assistant_close = _split(answered, _SYSTEM, _USER, _ANSWER)[-1]
+    # What stands before an answer is taken from the opened prompt: Qwen3's template writes an empty thought before the
+    # last answer, and takes it out when the next turn comes.
+    turn = opened + _ANSWER + assistant_close
+    if not opened.startswith(asked) or not again.startswith(turn):
         raise UnsupportedTemplate("the chat template rewrites earlier turns when a turn is added")
-    assistant_open = opened.removeprefix(asked)
-    (assistant_close,) = _split(answered.removeprefix(opened + _ANSWER), count=0)
-    user_open, second_close = _split(again.removeprefix(answered), _SECOND)
-    if second_close != user_close or not head_end.endswith(user_open):
-        raise UnsupportedTemplate("the chat template writes the first user turn unlike the others")
+    user_open, _ = _split(again.removeprefix(turn), _SECOND)
     system_close = head_end.removesuffix(user_open)
-    (default_head, _) = _split(template.render(_messages(_USER)), _USER)
-    default_head = default_head.removesuffix(user_open)
+    default_head = _split(template.render(_messages(_USER)), _USER)[0].removesuffix(user_open)
     default = default_head.removeprefix(system_open).removesuffix(system_close)
-    fits = default_head == system_open + default + system_close
-    return _Turns(
-        default_head, default if fits else "", system_open, system_close, user_open, user_close, assistant_open,
-        assistant_close,
-    )  # fmt: skip
+    turns = _Turns(
+        default_head=default_head,
+        default_instructions=default if default_head == system_open + default + system_close else "",
+        system_open=system_open,
+        system_close=system_close,
+        user_open=user_open,
+        user_close=user_close,
+        assistant_open=opened.removeprefix(asked),
+        assistant_close=assistant_close,
+    )
+    _check_composition(template, turns)
+    return turns
 
 
-def _split(rendered: str, *markers: str, count: int = 1) -> list[str]:
+def _check_composition(template: ChatTemplate, turns: _Turns) -> None:
+    """Three turns written with our pieces must be what the template writes, with a system message and without."""
+    question = f"{turns.user_open}{_USER}{turns.user_close}{turns.assistant_open}"
+    dialogue = 2 * f"{question}{_ANSWER}{turns.assistant_close}" + question
+    messages = _messages(_USER, _ANSWER, _USER, _ANSWER, _USER)
+    head = f"{turns.system_open}{_SYSTEM}{turns.system_close}"
+    alike = template.render(_messages(_SYSTEM) + messages, open_answer=True) == head + dialogue
+    if not alike or template.render(messages, open_answer=True) != turns.default_head + dialogue:
+        raise UnsupportedTemplate("the chat template does not write every turn alike")
+
+
+def _split(rendered: str, *markers: str) -> list[str]:
     """The text around the markers, each of which must stand there once and in this order."""
     parts = []
     for marker in markers:
-        if rendered.count(marker) != count:
-            raise UnsupportedTemplate("the chat template drops or repeats contents")
-        before, _, rendered = rendered.partition(marker)
+        before, found, rendered = rendered.partition(marker)
+        if not found or "MARKER" in before:
+            raise UnsupportedTemplate("the chat template drops, repeats or reorders contents")
         parts.append(before)
     if "MARKER" in rendered:
         raise UnsupportedTemplate("the chat template drops, repeats or reorders contents")
@@ -229,7 +246,7 @@ def plain_tokenizer(tokenizer_json: str) -> Tokenizer:
     return tokenizer
 
 
-def _eos_ids(folder: Path, tokenizer: Tokenizer) -> list[int]:
+def _eos_ids(folder: Path) -> list[int]:
     """All end tokens that the model's configuration files name."""
     ids: set[int] = set()
     for name in ("config.json", "generation_config.json"):

@@ -56,7 +56,7 @@ def read(name: str) -> str:
     return (TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8")
 
 
-@pytest.fixture(scope="session", params=["chatml", "qwen", "llama3"])
+@pytest.fixture(scope="session", params=["chatml", "qwen", "qwen3", "llama3"])
 def named(request: pytest.FixtureRequest, tokenizer: Tokenizer) -> tuple[ChatTemplate, ChatFormat]:
     source = read(request.param)
     return template_of(source, tokenizer), format_of(source, tokenizer)
@@ -153,6 +153,35 @@ def test_a_tool_result_is_a_turn_of_the_template(qwen: ChatFormat, tokenizer: To
     before = template.render(calling)
     rendered = template.render([*calling, {"role": "tool", "content": "42"}])
     assert written(qwen, qwen.tool_result("42")) == rendered.removeprefix(before)
+
+
+def test_a_call_in_history_is_written_as_the_template_writes_it(qwen: ChatFormat, tokenizer: Tokenizer) -> None:
+    template = template_of(read("qwen"), tokenizer)
+    call = {"type": "function", "id": "c", "function": {"name": "f", "arguments": {"x": "1"}}}
+    rendered = template.render([user("Hi"), {"role": "assistant", "content": "", "tool_calls": [call]}])
+    turn = [*qwen.assistant_open, *qwen.call("f", '{"x": "1"}'), *qwen.assistant_close]
+    assert written(qwen, turn) == rendered.removeprefix(template.render([user("Hi")]))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("message.role == 'tool'", "message.role == 'ipython'"),
+        ("elif message.role == 'assistant' and message.tool_calls", "elif false"),
+        ("message.content + '\\n</tool_response>'", "message.content + message.content"),
+        ("if message.role == 'tool'", "if message.role not in ('user', 'assistant')"),
+    ],
+)
+def test_an_odd_tool_turn_of_the_template_is_not_used(old: str, new: str, tokenizer: Tokenizer) -> None:
+    source = read("qwen")
+    assert old in source
+    fmt = format_of(source.replace(old, new), tokenizer)
+    assert "<tool_response>\n42\n</tool_response>" in written(fmt, fmt.tool_result("42"))
+
+
+def test_tools_are_taught_where_the_template_refuses_them(tokenizer: Tokenizer) -> None:
+    fmt = format_of("{% if tools %}{{ raise_exception('none') }}{% endif %}" + read("chatml"), tokenizer)
+    assert "# Tools" in written(fmt, fmt.system("", [CALCULATOR]))
 
 
 @pytest.mark.parametrize("name", ["chatml", "llama3"])
