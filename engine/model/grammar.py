@@ -65,7 +65,7 @@ class GrammarCompiler:
         self._compiler = xgrammar.GrammarCompiler(tokenizer_info, max_threads=threads, cache_enabled=False)
         self._vocab_size: int = tokenizer_info.vocab_size
         self._default_stops: list[int] = list(tokenizer_info.stop_token_ids)
-        self._compiled: OrderedDict[Grammar, xgrammar.CompiledGrammar] = OrderedDict()
+        self._compiled: OrderedDict[tuple[str, str], xgrammar.CompiledGrammar] = OrderedDict()
 
     @classmethod
     def from_folder(cls, folder: Path, vocab_size: int, threads: int) -> GrammarCompiler | None:
@@ -88,8 +88,9 @@ class GrammarCompiler:
         return list(stop_token_ids) or self._default_stops
 
     def _compile(self, grammar: Grammar) -> xgrammar.CompiledGrammar:
-        compiled = self._compiled.pop(grammar, None) or self._compile_new(grammar)
-        self._compiled[grammar] = compiled
+        key = (grammar.kind, grammar.source)
+        compiled = self._compiled.pop(key, None) or self._compile_new(grammar)
+        self._compiled[key] = compiled
         if len(self._compiled) > _MAX_CACHED:
             self._compiled.popitem(last=False)
         return compiled

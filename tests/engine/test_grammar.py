@@ -56,6 +56,13 @@ def test_text_that_may_go_on_is_not_finished(compiler: GrammarCompiler, tokenize
     assert finished_after(compiler, tokenizer, Grammar("regex", "[0-9]{3}"), "123") == [False, False, True]
 
 
+def test_text_given_in_the_prompt_counts_as_written(compiler: GrammarCompiler, tokenizer: Any) -> None:
+    grammar = Grammar("json_schema", EXPRESSION, given='{"expression": "')
+    assert finished_after(compiler, tokenizer, grammar, '1+1"}')[-1]
+    with pytest.raises(GrammarError):
+        compiler.matcher(Grammar("json_schema", EXPRESSION, given='{"other'), [2])
+
+
 def test_whitespace_between_elements_is_not_free(compiler: GrammarCompiler, tokenizer: Any) -> None:
     with pytest.raises(GrammarError):
         finished_after(compiler, tokenizer, Grammar("json_schema", EXPRESSION), '{ \n\n "expression": "1"}')
