@@ -13,9 +13,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from engine.client import ContextHandle, EngineError, EngineLost
 from engine.messages import KvMoved, Prefilled
-from realtime import store
+from realtime import event_log, store
 from realtime.conversation import Conversation, Item, McpCall, McpError, Message, to_wire
 from realtime.errors import ProtocolError
 from realtime.events import parse_client_event, server_event
@@ -67,7 +69,6 @@ class Actor:
         self._context: ContextHandle | None = None
         self._anchor: str | None = None
         self._updated_sent = 0
-        self._lost_response = ""
         self._typing_started_at = 0.0
         self._sent: Arrival | None = None
 
@@ -90,9 +91,11 @@ class Actor:
         config = SessionConfig.model_validate_json(record.config).model_copy(update={"model": node.model})
         conversation = Conversation.from_json(b"[" + b",".join(items) + b"]")
         actor = cls(node, Session(session_id, config, conversation), record.owner, record.seq, acknowledge)
-        actor.session.buffer.revision = record.revision
-        actor._lost_response = record.active_response
-        actor.fail_lost_response()
+        # The unsent text was lost, which is an edit: clients that build on it must hear of it.
+        actor.session.buffer.revision = record.revision + 1
+        if record.active_response:
+            logged = await event_log.read_all(node.redis, session_id)
+            actor._fail_lost_response(record.active_response, [msgspec.json.decode(event) for event in logged])
         return actor
 
     def start(self) -> None:
@@ -118,20 +121,13 @@ class Actor:
         self.thinker.engine_changed()
         self.thinker.update()
 
-    def fail_lost_response(self) -> None:
-        """A response that an earlier process left running gets its terminal event."""
-        if not self._lost_response:
-            return
-        response: Event = {
-            "id": self._lost_response,
-            "object": "realtime.response",
-            "status": "failed",
-            "status_details": {"type": "failed", "error": {"type": "server_error", "code": "engine_unavailable"}},
-            "output": [],
-            "usage": None,
-        }
-        self._lost_response = ""
-        self.journal.emit(server_event("response.done", response=response))
+    def _fail_lost_response(self, response_id: str, logged: list[Event]) -> None:
+        """A response that an earlier process left running gets its terminal event; what it had said is kept."""
+        response = Response.from_log(response_id, logged)
+        self._anchor = self._last_id()
+        self.emit_response(response, response.close_open_parts("incomplete", "the response failed", self._anchor))
+        error = {"type": "server_error", "code": "engine_unavailable"}
+        self.emit_response(response, response.done("failed", {"type": "failed", "error": error}, None))
         self.journal.mark_active(False)
 
     async def _run(self) -> None:
@@ -166,7 +162,7 @@ class Actor:
             for effect in self.session.handle(event):
                 self._carry_out(effect, arrival)
         except ProtocolError as error:
-            self.journal.reply(message.connection, error.to_event())
+            self.journal.reply(message.connection, error.to_event(), message.web)
 
     def _carry_out(self, effect: Effect, arrival: Arrival) -> None:
         match effect:

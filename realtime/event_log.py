@@ -27,3 +27,9 @@ async def read_after(client: redis.asyncio.Redis, session: str, seq: int) -> lis
     if entries and int(entries[0][0].split(b"-")[0]) != seq + 1:
         return None
     return [fields[FIELD] for _, fields in entries]
+
+
+async def read_all(client: redis.asyncio.Redis, session: str) -> list[bytes]:
+    """What the log still holds, oldest first."""
+    entries: Any = await client.xrange(keys.session_log(session))
+    return [fields[FIELD] for _, fields in entries]

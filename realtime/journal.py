@@ -63,10 +63,10 @@ class Journal:
             self._node.publisher.deliver(web, connection, payload, seq)
         self.save_record()
 
-    def reply(self, connection: str, event: Event) -> None:
-        """To one socket only: not numbered, not replayed."""
-        web = self._connections.get(connection)
-        if web is not None:
+    def reply(self, connection: str, event: Event, web: str = "") -> None:
+        """To one socket only: not numbered, not replayed. `web` is for a socket that is not attached."""
+        web = self._connections.get(connection, web)
+        if web:
             self._node.publisher.deliver(web, connection, msgspec.json.encode(event))
 
     async def missed(self, last_event_id: int) -> list[tuple[int, bytes]] | None:

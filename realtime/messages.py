@@ -28,13 +28,17 @@ class Detach(msgspec.Struct, tag="detach"):
 
 
 class ClientEvent(msgspec.Struct, tag="event"):
-    """A client event that web has already validated (`realtime.events.parse_client_event`)."""
+    """A client event that web has already validated (`realtime.events.parse_client_event`).
+
+    `web` lets the node answer a socket that it does not know (yet) because it has just started.
+    """
 
     session: str
     connection: str
     event: msgspec.Raw
     received_at: float
     posted_at: float = 0.0
+    web: str = ""
 
 
 class Completion(msgspec.Struct, tag="completion"):

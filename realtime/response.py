@@ -27,6 +27,33 @@ class Response:
         self._text: list[str] = []
         self._call: Event | None = None
 
+    @classmethod
+    def from_log(cls, response_id: str, logged: list[Event]) -> Response:
+        """A response as far as the events that it has sent tell of it; they may be mixed with others."""
+        response = cls(None, "inf")
+        response.id = response_id
+        for event in logged:
+            if event["type"] == "response.created" and event["response"]["id"] == response_id:
+                response._metadata = event["response"]["metadata"]
+                response._max_output_tokens = event["response"]["max_output_tokens"]
+            elif event.get("response_id") == response_id:
+                response._recall(event)
+        return response
+
+    def _recall(self, event: Event) -> None:
+        match event:
+            case {"type": "response.output_item.added", "item": {"type": "message"} as item}:
+                self._message = item
+            case {"type": "response.output_item.added", "item": item}:
+                self._call = item
+            case {"type": "response.output_text.delta", "delta": delta}:
+                self._text.append(delta)
+            case {"type": "response.mcp_call_arguments.delta", "delta": delta} if self._call is not None:
+                self._call["arguments"] += delta
+            case {"type": "response.output_item.done", "item": item}:
+                self._finish(item)
+                self._message, self._text, self._call = None, [], None
+
     @property
     def text(self) -> str:
         """Text of the message that is open now."""

@@ -23,6 +23,7 @@ from realtime.registry import NodeInfo
 from realtime.session_config import SessionConfig
 from realtime.store import SessionRecord, load_session
 from web.state import Web
+from web.tasks import cancel_and_wait
 
 log = logging.getLogger(__name__)
 
@@ -167,12 +168,10 @@ class RealtimeConnection:
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in tasks:
-                task.cancel()
-            results = await asyncio.gather(*tasks, return_exceptions=True)
-        for result in results:
-            if isinstance(result, Exception):
-                log.error("a realtime connection failed", exc_info=result)
+            await cancel_and_wait(tasks)
+        for task in tasks:
+            if not task.cancelled() and (error := task.exception()):
+                log.error("a realtime connection failed", exc_info=error)
                 return INTERNAL_ERROR
         return next(iter(done)).result()
 
@@ -223,7 +222,7 @@ class RealtimeConnection:
             messages.append(await self._attach_to(node))
         posted_at = time.time()
         messages += [
-            ClientEvent(self._session, self._id, msgspec.Raw(event.payload), event.received_at, posted_at)
+            ClientEvent(self._session, self._id, msgspec.Raw(event.payload), event.received_at, posted_at, self._web.id)
             for event in events
         ]
         if messages:
