@@ -91,6 +91,7 @@ class ToolDispatch:
             "session": session,
             "node": self._settings.node_id,
             "name": tool.name,
+            "attempt_sent": call.attempt,
             "dispatched_at": now,
         }
         self._publisher.write(lambda pipeline: pipeline.hset(keys.tool(call_id), mapping=record))

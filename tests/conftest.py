@@ -1,3 +1,5 @@
+"""A real Valkey for the tests that need Redis."""
+
 from __future__ import annotations
 
 import subprocess
@@ -14,7 +16,7 @@ from realtime.redis_connection import connect_sync
 
 @pytest.fixture(scope="module")
 def redis_url() -> Iterator[str]:
-    """A Valkey of this test module's own."""
+    """A Valkey of the test module's own."""
     # Not pytest's tmp_path: a Unix socket's path has to be short.
     with tempfile.TemporaryDirectory(prefix="ms-") as name:
         folder = Path(name)
