@@ -163,7 +163,8 @@ def _send_parts(answer: Answer) -> dict[str, float]:
         "client_to_web": trace["web_received_at"] - answer.sent_at,
         "web": trace["web_posted_at"] - trace["web_received_at"],
         "redis": trace["host_received_at"] - trace["web_posted_at"],
-        "host": engine["received_at"] - trace["host_received_at"],
+        "host": engine["asked_at"] - trace["host_received_at"],
+        "engine_finishes_step": engine["received_at"] - engine["asked_at"],
         "engine_queue": engine["first_scheduled_at"] - engine["received_at"],
         "engine_step": engine["first_token_at"] - engine["first_scheduled_at"],
         "host_out": trace["host_token_at"] - engine["first_token_at"],
@@ -178,7 +179,8 @@ def _tool_parts(answer: Answer) -> list[dict[str, float]]:
         parts.append(
             {
                 "worker_to_host": resume["host_received_at"] - resume["worker_finished_at"],
-                "host": engine["received_at"] - resume["host_received_at"],
+                "host": engine["asked_at"] - resume["host_received_at"],
+                "engine_finishes_step": engine["received_at"] - engine["asked_at"],
                 "engine_queue": engine["first_scheduled_at"] - engine["received_at"],
                 "engine_step": engine["first_token_at"] - engine["first_scheduled_at"],
                 "host_out": resume["host_token_at"] - engine["first_token_at"],

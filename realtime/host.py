@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 import redis
+import uvloop
 
 from engine.model.loader import model_name, prepare_model
 from realtime import keys
@@ -230,7 +231,7 @@ async def serve(settings: RealtimeSettings) -> None:
 def main() -> None:
     """Entry point of the process."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    asyncio.run(serve(RealtimeSettings()))
+    uvloop.run(serve(RealtimeSettings()))
 
 
 if __name__ == "__main__":

@@ -235,6 +235,7 @@ class Turn:
         held, self._holding = self._holding, None
         context = await self._actor.context()
         context.priority = "foreground"
+        self.trace.asked()
         if held is context:
             generation = context.resume(self.tokens[len(context.tokens) :], params)
         else:

@@ -37,6 +37,11 @@ class TurnTrace:
     done_at: float = 0.0
     status: str = "in_progress"
     resumes: list[dict[str, float]] = field(default_factory=list)
+    asked_at: list[float] = field(default_factory=list)
+
+    def asked(self) -> None:
+        """The engine is asked to generate."""
+        self.asked_at.append(time.time())
 
     def first_token(self) -> None:
         """Called at every token batch; the first of the turn and the first after each tool result count."""
@@ -100,12 +105,13 @@ class TurnTrace:
         """Fields of `midstream.trace`: every time stamp on the way, in seconds since the epoch."""
         engine = [
             {
+                "asked_at": asked_at,
                 "received_at": finished.received_at,
                 "first_scheduled_at": finished.first_scheduled_at,
                 "first_token_at": finished.first_token_at,
                 "output_tokens": finished.output_tokens,
             }
-            for finished in usage.finished
+            for asked_at, finished in zip(self.asked_at[-len(usage.finished) :], usage.finished, strict=False)
         ]
         return {
             "response_id": response_id,

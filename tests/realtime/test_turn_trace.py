@@ -24,6 +24,7 @@ def test_a_record_measures_from_the_commit() -> None:
     trace = TurnTrace("s", "n", "prefill", Arrival(10.0, 10.1, 10.2), typing_started_at=5.0, prefilled_before_commit=90)
     usage = TurnUsage()
     usage.add(finished(100, 90, 5))
+    trace.asked()
     trace.first_token()
     trace.tool("calculator", 11.0, ToolResult("c", 1, "4", "", 11.2, 11.3))
     trace.first_token()
