@@ -30,6 +30,10 @@ class PromptBuilder:
             while len(self._runs) > MAX_RUNS:
                 self._runs.popitem(last=False)
 
+    def know_text(self, item_id: str, ids: list[int]) -> None:
+        """The tokens of a user message that were found while it was typed."""
+        self._texts[item_id] = [*self._fmt.user_open, *ids, *self._fmt.user_close]
+
     def base(self, config: SessionConfig, items: Iterable[Item]) -> list[int]:
         """System head and all items as closed turns; system messages join the instructions."""
         items = list(items)
@@ -53,9 +57,6 @@ class PromptBuilder:
                 position += 1
         return tokens
 
-    def user_turn(self, text: str) -> list[int]:
-        return [*self._fmt.user_open, *self._fmt.text(text), *self._fmt.user_close]
-
     def _system(self, config: SessionConfig, notices: tuple[str, ...]) -> list[int]:
         if self._head is None or self._head[:2] != (config, notices):
             instructions = "\n\n".join(part for part in (config.instructions, *notices) if part)
@@ -69,7 +70,7 @@ class PromptBuilder:
                 return [*fmt.assistant_open, *fmt.text(item.text), *fmt.assistant_close]
             case Message():
                 if item.id not in self._texts:
-                    self._texts[item.id] = self.user_turn(item.text)
+                    self.know_text(item.id, fmt.text(item.text))
                 return self._texts[item.id]
             case FunctionCallOutput():
                 return fmt.tool_result(item.output)
