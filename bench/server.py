@@ -64,8 +64,14 @@ def running_server(data: Path | None = None, **settings: str) -> Iterator[Server
         process = subprocess.Popen(
             command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, bufsize=1
         )
+        server, ready = Server("", 0.0, process), threading.Event()
+        reader = threading.Thread(target=_read, args=(server, ready), daemon=True)
+        reader.start()
         try:
-            yield _wait_until_ready(process)
+            ready.wait(START_TIMEOUT_S)
+            if not server.url:
+                raise RuntimeError("the server did not start:\n" + "\n".join(server.log[-30:]))
+            yield server
         finally:
             process.send_signal(signal.SIGTERM)
             try:
@@ -73,24 +79,17 @@ def running_server(data: Path | None = None, **settings: str) -> Iterator[Server
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+            reader.join(STOP_TIMEOUT_S)
 
 
-def _wait_until_ready(process: subprocess.Popen[str]) -> Server:
-    server = Server("", 0.0, process)
-    ready = threading.Event()
-
-    def read() -> None:
-        assert process.stdout is not None
-        for line in process.stdout:
+def _read(server: Server, ready: threading.Event) -> None:
+    """Collects the log to its end; sets `ready` when the server is, or has ended."""
+    assert server.process.stdout is not None
+    with server.process.stdout as output:
+        for line in output:
             server.log.append(line.rstrip())
             match = READY.search(line)
             if match and not server.url:
                 server.url, server.started_in_s = match[1], float(match[2])
                 ready.set()
-        ready.set()
-
-    threading.Thread(target=read, daemon=True).start()
-    ready.wait(START_TIMEOUT_S)
-    if not server.url:
-        raise RuntimeError("the server did not start:\n" + "\n".join(server.log[-30:]))
-    return server
+    ready.set()
