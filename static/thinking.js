@@ -74,6 +74,7 @@ export class ThinkingPanel {
     const share = this.#text ? this.#readLength / this.#text.length : 0;
     this.#meter.style.width = `${100 * share}%`;
     this.#reading.textContent = this.#readingText();
+    this.#panel.classList.toggle("sent", this.#sent);
     this.#panel.classList.toggle("quiescent", !this.#text && !this.#notes.size);
   }
 
