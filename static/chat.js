@@ -57,7 +57,8 @@ function sessionOpened({ session, resumed }) {
     thinking.reset();
     setBusy(false);
   }
-  composer.connected({ resumed });
+  // What a resumed session's buffer holds is settled after the replay, if there is one.
+  if (!resumed || connection.lastSeq < 0) composer.connected({ resumed });
 }
 
 function sessionResumed(event) {
@@ -77,6 +78,7 @@ function afterReplay() {
     const eventId = composer.stream.commit(message.text);
     turn.resent(message, { eventId, requestId: requestResponse() });
   }
+  composer.connected({ resumed: true });
 }
 
 // A turn

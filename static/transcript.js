@@ -18,7 +18,9 @@ export class Transcript {
   constructor() {
     this.#scroller.addEventListener("scroll", () => this.#scrolled(), { passive: true });
     this.#jump.addEventListener("click", () => this.#scrollDown());
-    new ResizeObserver(() => this.#follow()).observe(this.#scroller);
+    const resized = new ResizeObserver(() => this.#follow());
+    resized.observe(this.#scroller);
+    resized.observe(this.#list);
   }
 
   clear() {

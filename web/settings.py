@@ -16,7 +16,7 @@ class WebSettings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="MIDSTREAM_", extra="ignore")
 
     host: str = "127.0.0.1"
-    port: int = Field(default=8000, ge=0, le=65535)
+    port: int = Field(default=8080, ge=0, le=65535)
     redis_url: str = "redis://127.0.0.1:6379/0"
     api_keys: CommaList = []
     """Empty: any key or none, but only from this machine."""
