@@ -100,16 +100,13 @@ export class TurnView extends EventTarget {
   #handlers = {
     "conversation.item.added": ({ item }) => this.#itemAdded(item),
     "response.created": ({ response }) => this.#created(response),
-    "response.output_item.added": ({ item }) => this.#transcript.addItem(item),
-    "response.output_text.delta": ({ item_id, delta }) => {
+    "response.output_item.added": ({ item }) => {
       this.#firstOutput();
-      this.#transcript.appendText(item_id, delta);
+      this.#transcript.addItem(item);
     },
+    "response.output_text.delta": ({ item_id, delta }) => this.#transcript.appendText(item_id, delta),
     "response.output_text.done": ({ item_id, text }) => this.#transcript.setText(item_id, text),
-    "response.mcp_call_arguments.delta": ({ item_id, delta }) => {
-      this.#firstOutput();
-      this.#transcript.tool(item_id)?.addArguments(delta);
-    },
+    "response.mcp_call_arguments.delta": ({ item_id, delta }) => this.#transcript.tool(item_id)?.addArguments(delta),
     "response.mcp_call_arguments.done": (event) => this.#transcript.tool(event.item_id)?.setArguments(event.arguments),
     "response.mcp_call.in_progress": ({ item_id }) => this.#transcript.tool(item_id)?.run(),
     "response.output_item.done": ({ item }) => this.#transcript.tool(item.id)?.finish(item),
@@ -132,6 +129,7 @@ export class TurnView extends EventTarget {
     this.dispatchEvent(new Event("begin"));
   }
 
+  /** An item opens with its first piece: the answer's first token, or a tool call's name. */
   #firstOutput() {
     if (this.#sentAt && this.#firstDeltaMs === null) this.#firstDeltaMs = performance.now() - this.#sentAt;
   }
