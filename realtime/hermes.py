@@ -53,16 +53,34 @@ def call_object_prefix(name: str) -> str:
 def call_schema(tools: list[ToolSpec]) -> str:
     """The JSON schema of a call of one of these tools. A whole call, because the last token of good arguments often
     closes the call too."""
-    calls = [
-        {
-            "type": "object",
-            "properties": {"name": {"const": tool.name}, "arguments": tool.parameters},
-            "required": ["name", "arguments"],
-            "additionalProperties": False,
-        }
-        for tool in tools
-    ]
-    return json.dumps(calls[0] if len(calls) == 1 else {"anyOf": calls})
+    if len(tools) == 1:
+        return json.dumps(_call_schema(tools[0], "#"))
+    return json.dumps({"anyOf": [_call_schema(tool, f"#/anyOf/{index}") for index, tool in enumerate(tools)]})
+
+
+def _call_schema(tool: ToolSpec, place: str) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": {
+            "name": {"const": tool.name},
+            "arguments": _moved(tool.parameters, f"{place}/properties/arguments"),
+        },
+        "required": ["name", "arguments"],
+        "additionalProperties": False,
+    }
+
+
+def _moved(schema: Any, place: str) -> Any:
+    """A schema that says the same where it is no longer the root: references within it go through `place`."""
+    if isinstance(schema, list):
+        return [_moved(part, place) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    moved = {name: _moved(part, place) for name, part in schema.items()}
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#"):
+        moved["$ref"] = place + reference[1:]
+    return moved
 
 
 CALL_SUFFIX = f"\n{CLOSE}"
