@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from realtime.errors import ProtocolError
 
@@ -15,6 +15,11 @@ class RevisionConflict(ProtocolError):
     def __init__(self, revision: int) -> None:
         super().__init__("revision_conflict", f"the input buffer is at revision {revision}", "base_revision")
         self.revision = revision
+
+    def to_event(self) -> dict[str, Any]:
+        event = super().to_event()
+        event["error"]["revision"] = self.revision
+        return event
 
 
 class InputBuffer:

@@ -136,7 +136,7 @@ class Session:
 
     def _update(self, event: ev.SessionUpdate) -> list[Effect]:
         config = self.config.apply(event.session)
-        Toolbox.of(config)  # names only tools that exist
+        _check_tools(config, "session")
         self.config = config
         self.buffer.offsets = config.offsets
         updated = server_event("session.updated", session={**config.to_wire(), "id": self.id})
@@ -164,7 +164,7 @@ class Session:
             name = "conversation" if options.conversation == "none" else "input"
             raise ProtocolError("invalid_value", "out-of-band responses are not supported yet", f"response.{name}")
         config = self.config.for_response(options)
-        Toolbox.of(config)
+        _check_tools(config, "response")
         respond = Respond(config, options.metadata, event.event_id)
         if self.activity == "idle":
             return [respond]
@@ -183,6 +183,15 @@ class Session:
             return []
         self.activity = "cancelling"
         return [CancelResponse()]
+
+
+def _check_tools(config: SessionConfig, root: str) -> None:
+    """Raises `ProtocolError` when the configuration names a tool that does not exist."""
+    try:
+        Toolbox.of(config)
+    except ProtocolError as error:
+        error.param = f"{root}.{error.param}"
+        raise
 
 
 def _item_events(item: Item, previous: str | None) -> list[Effect]:

@@ -59,9 +59,9 @@ class Toolbox:
 
 def _server_tools(tool: McpTool) -> dict[str, ServerTool]:
     if tool.server_label != SERVER_LABEL:
-        raise ProtocolError("tool_not_found", f"there is no tool server {tool.server_label[:100]!r}", "session.tools")
+        raise ProtocolError("tool_not_found", f"there is no tool server {tool.server_label[:100]!r}", "tools")
     names = SERVER_TOOLS if tool.allowed_names is None else tool.allowed_names
     unknown = [name for name in names if name not in SERVER_TOOLS]
     if unknown:
-        raise ProtocolError("tool_not_found", f"there is no tool {unknown[0]!r}", "session.tools")
+        raise ProtocolError("tool_not_found", f"there is no tool {unknown[0]!r}", "tools")
     return {name: SERVER_TOOLS[name] for name in names}
