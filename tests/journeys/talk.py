@@ -45,11 +45,12 @@ class Reply:
 class Talk:
     """One client of one session, over as many sockets as it takes. Use as an async context manager."""
 
-    def __init__(self, url: str, session: str = "") -> None:
+    def __init__(self, url: str, session: str = "", **query: str) -> None:
         self.session = session
         self.last_seq = -1
         self.events: list[Event] = []
         self._url = url
+        self._query = query
         self._socket: ClientConnection | None = None
         self._numbers = itertools.count(1)
 
@@ -69,7 +70,9 @@ class Talk:
 
     async def connect(self) -> None:
         """Opens a socket, patiently; from the second time on the same session goes on after the last event."""
-        query: dict[str, Any] = {"session_id": self.session} if self.session else {}
+        query: dict[str, Any] = dict(self._query)
+        if self.session:
+            query["session_id"] = self.session
         if self.last_seq >= 0:
             query["last_event_id"] = self.last_seq
         async with asyncio.timeout(CONNECT_LIMIT_S):
