@@ -21,6 +21,7 @@ from realtime.ids import new_id
 from realtime.messages import ToolProgress
 from realtime.response import Event, Response
 from realtime.session_config import SessionConfig
+from realtime.tasks import cancel_and_wait
 from realtime.tool_calls import CallDone, CallInvalid, TextPiece, ToolCallParser
 from realtime.toolbox import Toolbox
 from realtime.turn_trace import TurnTrace
@@ -108,9 +109,7 @@ class Turn:
         stop = asyncio.create_task(self._cancelled.wait())
         await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
         stop.cancel()
-        if not work.done():
-            work.cancel()
-            await asyncio.wait({work})
+        await cancel_and_wait({work})
         cancelled = "cancelled", {"type": "cancelled", "reason": "client_cancelled"}
         self._finish(*(cancelled if work.cancelled() else work.result()))
 
@@ -282,7 +281,7 @@ class Turn:
         result = await self._node.tools.run(
             self._actor.session_id, new_id("call_"), tool, call.arguments, lambda step: self._progress(item_id, step)
         )
-        self.trace.tool(call.name, started, result)
+        self.trace.tool(started, result)
         self._node.metrics.tool(call.name, "failed" if result.error else "completed", time.time() - started)
         if result.error:
             self._emit(self.response.close_call(error=result.error))

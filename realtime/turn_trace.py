@@ -51,9 +51,9 @@ class TurnTrace:
         if self.resumes and "host_token_at" not in self.resumes[-1]:
             self.resumes[-1]["host_token_at"] = now
 
-    def tool(self, name: str, started: float, result: ToolResult) -> None:
+    def tool(self, started: float, result: ToolResult) -> None:
         now = time.time()
-        self.spans.append((f"tool {name}", started, now))
+        self.spans.append(("tool", started, now))
         self.resumes.append(
             {
                 "dispatched_at": started,
@@ -68,6 +68,7 @@ class TurnTrace:
 
     def record(self, turn: str, usage: TurnUsage) -> TurnRecord:
         """What `/admin` and the metrics see."""
+        typing = [("typing", self.typing_started_at, self.sent.received_at)] if self.typing_started_at else []
         return TurnRecord(
             turn=turn,
             session=self.session,
@@ -84,7 +85,7 @@ class TurnTrace:
             prefilled_before_commit=self.prefilled_before_commit,
             prefilled_after_commit=usage.input_tokens - usage.cached_tokens,
             notes=self.notes,
-            spans=self.spans,
+            spans=typing + self.spans,
         )
 
     def turn_event(self, response_id: str, usage: TurnUsage) -> dict[str, Any]:

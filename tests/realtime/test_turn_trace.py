@@ -26,14 +26,15 @@ def test_a_record_measures_from_the_commit() -> None:
     usage.add(finished(100, 90, 5))
     trace.asked()
     trace.first_token()
-    trace.tool("calculator", 11.0, ToolResult("c", 1, "4", "", 11.2, 11.3))
+    trace.tool(11.0, ToolResult("c", 1, "4", "", 11.2, 11.3))
     trace.first_token()
     trace.done("completed")
     record = trace.record("resp_1", usage)
     assert record.committed_at == 10.0
     assert record.prefilled_after_commit == 10
     assert record.status == "completed"
-    assert [name for name, _, _ in record.spans] == ["tool calculator"]
+    assert [name for name, _, _ in record.spans] == ["typing", "tool"]
+    assert record.spans[0] == ("typing", 5.0, 10.0)
     resume = trace.trace_event("resp_1", usage)["resumes"][0]
     assert resume["host_token_at"] >= resume["host_received_at"] > resume["worker_finished_at"]
 
