@@ -41,6 +41,7 @@ from realtime.session import (
 )
 from realtime.session_config import SessionConfig
 from realtime.simultaneous.thinker import Thinker
+from realtime.tasks import cancel_and_wait
 from realtime.turn import Turn
 from realtime.turn_log import add_turn
 from realtime.turn_trace import Arrival, TurnTrace
@@ -70,6 +71,7 @@ class Actor:
         self._anchor: str | None = None
         self._updated_sent = 0
         self._typing_started_at = 0.0
+        self._numbers: dict[str, int] = {}
         self._sent: Arrival | None = None
 
     # Life
@@ -104,9 +106,7 @@ class Actor:
     async def close(self) -> None:
         """Ends the turn with its terminal event and lets go of the engine."""
         if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+            await cancel_and_wait({self._task})
         if self.turn is not None:
             await self.turn.aclose()
         self.thinker.stop()
@@ -149,6 +149,7 @@ class Actor:
             await self._attach(message)
         elif isinstance(message, Detach):
             self.journal.detach(message.connection)
+            self._numbers.pop(message.connection, None)
         else:
             self._on_client_event(message)
         self.idle_since = None if self.journal.has_sockets or self.turn else time.monotonic()
@@ -156,6 +157,8 @@ class Actor:
     # Client events
 
     def _on_client_event(self, message: ClientEvent) -> None:
+        if self._is_repeated(message):
+            return
         arrival = Arrival(message.received_at, message.posted_at, time.time())
         try:
             event = parse_client_event(bytes(message.event).decode())
@@ -163,6 +166,13 @@ class Actor:
                 self._carry_out(effect, arrival)
         except ProtocolError as error:
             self.journal.reply(message.connection, error.to_event(), message.web)
+
+    def _is_repeated(self, message: ClientEvent) -> bool:
+        if not message.number:
+            return False
+        seen = self._numbers.get(message.connection, 0)
+        self._numbers[message.connection] = max(seen, message.number)
+        return message.number <= seen
 
     def _carry_out(self, effect: Effect, arrival: Arrival) -> None:
         match effect:

@@ -41,6 +41,7 @@ from realtime.publisher import Publisher
 from realtime.redis_connection import connect, patiently
 from realtime.registry import HEARTBEAT_S, NodeInfo, heartbeat, remove
 from realtime.settings import RealtimeSettings
+from realtime.tasks import cancel_and_wait
 from realtime.tool_dispatch import ToolDispatch
 from realtime.turn_metrics import TurnMetrics
 
@@ -60,13 +61,20 @@ class Host:
         self._started_at = time.time()
 
     async def run(self) -> None:
-        """Serves until cancelled."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.node.publisher.run(), name="publisher")
-            tasks.create_task(self.node.link.run(), name="engine link")
+        """Serves until cancelled. Raises whatever ends one of its tasks."""
+        tasks = [
+            asyncio.create_task(self.node.publisher.run(), name="publisher"),
+            asyncio.create_task(self.node.link.run(), name="engine link"),
+        ]
+        try:
             await self._recover()
-            tasks.create_task(self._heartbeat(), name="heartbeat")
-            tasks.create_task(self._read_inbox(), name="inbox")
+            tasks.append(asyncio.create_task(self._heartbeat(), name="heartbeat"))
+            tasks.append(asyncio.create_task(self._read_inbox(), name="inbox"))
+            ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in ended:
+                task.result()
+        finally:
+            await cancel_and_wait(tasks)
 
     async def close(self) -> None:
         """Ends every turn with its terminal event and gets it out."""
@@ -221,9 +229,7 @@ async def serve(settings: RealtimeSettings) -> None:
     await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
     if running.done():
         running.result()
-    running.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await running
+    await cancel_and_wait({running})
     await host.close()
     await client.aclose()
 

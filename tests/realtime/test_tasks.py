@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 
-from web.tasks import cancel_and_wait
+from realtime.tasks import cancel_and_wait
 
 
 async def test_a_task_that_loses_its_first_cancellation_is_ended_all_the_same() -> None:
