@@ -39,21 +39,27 @@ def float32(real_folder: Path) -> Any:
 
 
 @pytest.fixture(scope="module")
-def expected(real_folder: Path, prompts: list[list[int]]) -> list[list[int]]:
-    """What `generate` writes, one padded batch: padding is masked and does not change float32 argmaxes."""
-    reference = load_reference(real_folder)
+def reference(real_folder: Path) -> Any:
+    return load_reference(real_folder)
+
+
+@pytest.fixture(scope="module")
+def expected(reference: Any, prompts: list[list[int]]) -> list[list[int]]:
+    return generate(reference, prompts, COUNT)
+
+
+@torch.inference_mode()
+def generate(reference: Any, prompts: list[list[int]], count: int) -> list[list[int]]:
+    """What transformers writes, one padded batch: padding is masked and does not change float32 argmaxes."""
     longest = max(len(prompt) for prompt in prompts)
-    padded = torch.tensor([[END_OF_TURN] * (longest - len(prompt)) + prompt for prompt in prompts])
-    mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
-    with torch.inference_mode():
-        output = reference.generate(
-            padded,
-            attention_mask=mask,
-            max_new_tokens=COUNT,
-            do_sample=False,
-            eos_token_id=END_OF_TURN,
-            pad_token_id=END_OF_TURN,
-        )
+    output = reference.generate(
+        torch.tensor([[END_OF_TURN] * (longest - len(prompt)) + prompt for prompt in prompts]),
+        attention_mask=torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]),
+        max_new_tokens=count,
+        do_sample=False,
+        eos_token_id=END_OF_TURN,
+        pad_token_id=END_OF_TURN,
+    )
     rows: list[list[int]] = output[:, longest:].tolist()
     return [row[: row.index(END_OF_TURN)] if END_OF_TURN in row else row for row in rows]
 
@@ -103,26 +109,21 @@ def test_typed_with_edits_equals_generate(float32: Any, prompts: list[list[int]]
     assert answer_all(driver, len(prompts)) == expected
 
 
-def test_resumed_from_a_hold_equals_the_same_prompt_cold(float32: Any, prompts: list[list[int]]) -> None:
-    """A tool call in the middle: generate, hold, tool result, resume; against one cold context with all of it."""
+def test_resumed_from_a_hold_equals_generate(float32: Any, reference: Any, prompts: list[list[int]]) -> None:
+    """A tool call in the middle of fifty answers: generate, hold, tool result, resume; against the whole sent cold."""
     params = m.GenerateParams(max_tokens=12, stop_token_ids=[END_OF_TURN])
-    driver = make_driver(float32, blocks=400, block_size=16, step_tokens=256)
-    chosen = prompts[:8]
-    for i, prompt in enumerate(chosen):
+    driver = make_driver(float32, blocks=600, block_size=16, step_tokens=256)
+    for i, prompt in enumerate(prompts):
         driver.apply(m.Open(i, "foreground"), m.Append(i, prompt), m.Generate(i, i, params))
     driver.run()
-    for i in range(len(chosen)):
-        driver.apply(m.Hold(i, "tool", 1.0))
+    driver.apply(*[m.Hold(i, "tool", 1.0) for i in range(len(prompts))])
     driver.run()
     result = prompts[40][4:-4]
-    for i in range(len(chosen)):
-        whole = driver.held_tokens(i) + result
-        driver.apply(m.Open(100 + i, "foreground"), m.Append(100 + i, whole), m.Generate(100 + i, 100 + i, params))
-        driver.apply(m.Resume(i, result, 200 + i, params))
+    whole = [driver.held_tokens(i) + result for i in range(len(prompts))]
+    driver.apply(*[m.Resume(i, result, 200 + i, params) for i in range(len(prompts))])
     driver.run()
-    for i in range(len(chosen)):
-        assert driver.tokens_of(200 + i) == driver.tokens_of(100 + i)
-        assert driver.finished(200 + i).cached_tokens > 0
+    assert [driver.tokens_of(200 + i) for i in range(len(prompts))] == generate(reference, whole, 12)
+    assert all(driver.finished(200 + i).cached_tokens > 0 for i in range(len(prompts)))
 
 
 def test_bfloat16_splits_only_at_near_ties(real_folder: Path, prompts: list[list[int]]) -> None:
