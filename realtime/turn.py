@@ -11,11 +11,11 @@ import json
 import logging
 import time
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from engine.client import ContextHandle, EngineError, EngineLost
-from engine.messages import Finished, GenerateParams, Grammar
+from engine.messages import GenerateParams, Grammar
 from realtime.hermes import call_object_prefix, call_schema
 from realtime.ids import new_id
 from realtime.messages import ToolProgress
@@ -25,6 +25,7 @@ from realtime.tasks import cancel_and_wait
 from realtime.tool_calls import CallDone, CallInvalid, TextPiece, ToolCallParser
 from realtime.toolbox import Toolbox
 from realtime.turn_trace import TurnTrace
+from realtime.turn_usage import TurnUsage
 
 if TYPE_CHECKING:
     from realtime.actor import Actor
@@ -41,29 +42,6 @@ class ToolCall:
     name: str
     arguments: str
     problem: str = ""
-
-
-@dataclass
-class TurnUsage:
-    input_tokens: int = 0
-    cached_tokens: int = 0
-    output_tokens: int = 0
-    finished: list[Finished] = field(default_factory=list)
-
-    def add(self, finished: Finished) -> None:
-        if not self.finished:
-            self.input_tokens, self.cached_tokens = finished.prompt_tokens, finished.cached_tokens
-        self.finished.append(finished)
-        self.output_tokens += finished.output_tokens
-
-    def to_wire(self) -> Event:
-        return {
-            "total_tokens": self.input_tokens + self.output_tokens,
-            "input_tokens": self.input_tokens,
-            "output_tokens": self.output_tokens,
-            "input_token_details": {"cached_tokens": self.cached_tokens, "text_tokens": self.input_tokens},
-            "output_token_details": {"text_tokens": self.output_tokens},
-        }
 
 
 class Turn:

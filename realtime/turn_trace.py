@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from realtime.messages import ToolResult, TurnRecord
-
-if TYPE_CHECKING:
-    from realtime.turn import TurnUsage
+from realtime.turn_usage import TurnUsage
 
 
 @dataclass

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from engine.messages import Finished
 from realtime.messages import ToolResult
-from realtime.turn import TurnUsage
 from realtime.turn_trace import Arrival, TurnTrace
+from realtime.turn_usage import TurnUsage
 
 
 def finished(prompt: int, cached: int, output: int) -> Finished:

@@ -1,0 +1,33 @@
+"""What a turn cost in tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from engine.messages import Finished
+
+
+@dataclass
+class TurnUsage:
+    """`input_tokens` is the prompt of the first generation; `output_tokens` counts all, tool calls included."""
+
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    finished: list[Finished] = field(default_factory=list)
+
+    def add(self, finished: Finished) -> None:
+        if not self.finished:
+            self.input_tokens, self.cached_tokens = finished.prompt_tokens, finished.cached_tokens
+        self.finished.append(finished)
+        self.output_tokens += finished.output_tokens
+
+    def to_wire(self) -> dict[str, Any]:
+        return {
+            "total_tokens": self.input_tokens + self.output_tokens,
+            "input_tokens": self.input_tokens,
+            "output_tokens": self.output_tokens,
+            "input_token_details": {"cached_tokens": self.cached_tokens, "text_tokens": self.input_tokens},
+            "output_token_details": {"text_tokens": self.output_tokens},
+        }
