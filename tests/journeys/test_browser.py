@@ -10,8 +10,9 @@ from playwright.async_api import Locator, Page, expect
 
 KEY_DELAY_MS = 40
 QUESTION = "What is the capital of France?"
-TWO_SENTENCES = "A train leaves at noon and travels at eighty kilometres an hour. The next station is far. "
+TWO_SENTENCES = "I have three cats and two dogs. Each cat eats two cans a day. "
 DESKTOP, PHONE = (1280, 800), (360, 740)
+DECIDED = re.compile(r"\b(kept|wait)\b")
 
 # Keeps every state of the answer that was on the screen.
 WATCH_ANSWERS = """() => {
@@ -102,17 +103,17 @@ async def test_stop_ends_the_answer_and_the_next_one_works(page: Page) -> None:
 
 async def test_notes_show_up_before_the_message_is_sent(page: Page, artifacts: Path) -> None:
     box = await open_chat(page)
-    await ask(page, QUESTION)
     await page.get_by_test_id("strategy").select_option("notes")
-    await box.press_sequentially(TWO_SENTENCES, delay=KEY_DELAY_MS)
-    note = page.get_by_test_id("note").first
-    await expect(note).to_have_class(re.compile(r"\b(kept|wait)\b"))
-    await expect(note).to_contain_text("A train leaves at noon")
-    await box.press_sequentially("When does it arr", delay=KEY_DELAY_MS)
-    await expect(page.get_by_test_id("read-ahead")).to_have_text(re.compile(r"When"))
+    await box.press_sequentially(f"{TWO_SENTENCES}How many cans", delay=KEY_DELAY_MS)
+    notes = page.get_by_test_id("note")
+    await expect(notes.first).to_have_class(DECIDED)
+    await expect(notes.first).to_contain_text("I have three cats")
+    await expect(notes.last).to_have_class(DECIDED)
+    await expect(page.get_by_test_id("read-ahead")).to_have_text(re.compile(r"How many"))
+    await box.press_sequentially(" a week", delay=KEY_DELAY_MS)
     await page.screenshot(path=artifacts / "chat.png")
-    await ask(page, "ive?")
-    await expect(page.get_by_test_id("message-user").nth(1)).to_have_text(f"{TWO_SENTENCES}When does it arrive?")
+    await ask(page, " is that?")
+    await expect(page.get_by_test_id("message-user")).to_have_text(f"{TWO_SENTENCES}How many cans a week is that?")
     await expect(page.get_by_test_id("messages")).not_to_contain_text("[The user is still typing")
 
 
