@@ -113,7 +113,22 @@ class Actor:
         self._drop_context()
 
     def post(self, entry_id: bytes, message: ActorMessage) -> None:
+        self.idle_since = None
         self._queue.put_nowait((entry_id, message))
+
+    def _note_idleness(self) -> None:
+        busy = self.journal.has_sockets or self.turn is not None or not self._queue.empty()
+        self.idle_since = None if busy else time.monotonic()
+
+    def webs_died(self, webs: set[str]) -> None:
+        """Their sockets are gone without a word."""
+        for connection in self.journal.connections_of(webs):
+            self._detach(connection)
+        self._note_idleness()
+
+    def _detach(self, connection: str) -> None:
+        self.journal.detach(connection)
+        self._numbers.pop(connection, None)
 
     def engine_changed(self) -> None:
         """The engine was lost or is back: what it held is gone."""
@@ -142,17 +157,16 @@ class Actor:
                     log.exception("session %s: a message failed", self.session_id)
                 self._acknowledge([entry_id])
             self._report_buffer()
+            self._note_idleness()
             self.thinker.update()
 
     async def _handle(self, message: ActorMessage) -> None:
         if isinstance(message, Attach):
             await self._attach(message)
         elif isinstance(message, Detach):
-            self.journal.detach(message.connection)
-            self._numbers.pop(message.connection, None)
+            self._detach(message.connection)
         else:
             self._on_client_event(message)
-        self.idle_since = None if self.journal.has_sockets or self.turn else time.monotonic()
 
     # Client events
 
@@ -268,7 +282,7 @@ class Actor:
         self.emit_extension("midstream.turn", **turn.trace.turn_event(turn.response.id, turn.usage))
         self.emit_extension("midstream.trace", **turn.trace.trace_event(turn.response.id, turn.usage))
         self.turn = None
-        self.idle_since = None if self.journal.has_sockets else time.monotonic()
+        self._note_idleness()
         self.journal.mark_active(False)
         self.thinker.turn_ended()
         for effect in self.session.response_ended():

@@ -37,6 +37,7 @@ from realtime.messages import (
     ToolStarted,
 )
 from realtime.node import Node
+from realtime.presence import Absences
 from realtime.publisher import Publisher
 from realtime.redis_connection import connect, patiently
 from realtime.registry import HEARTBEAT_S, NodeInfo, heartbeat, remove
@@ -58,6 +59,7 @@ class Host:
         self._inbox = Inbox(node.redis, node.settings.node_id)
         self._actors: dict[str, Actor] = {}
         self._completions = Completions(node)
+        self._absences = Absences(node.redis)
         self._started_at = time.time()
 
     async def run(self) -> None:
@@ -167,6 +169,7 @@ class Host:
         """Tells the registry that this node lives, and retires sessions that nobody uses."""
         node = self.node
         while True:
+            await self._let_go_of_dead_webs()
             await self._retire_idle()
             client = node.link.current
             stats = client.stats if client is not None else None
@@ -185,12 +188,20 @@ class Host:
                 await heartbeat(node.redis, info, node.metrics.gauges(stats, len(self._actors)))
             await asyncio.sleep(HEARTBEAT_S)
 
+    async def _let_go_of_dead_webs(self) -> None:
+        """A web process that was killed did not say which sockets it had."""
+        webs = {web for actor in self._actors.values() for web in actor.journal.webs}
+        dead = await self._absences.dead(webs)
+        for actor in self._actors.values():
+            if dead & actor.journal.webs:
+                actor.webs_died(dead)
+
     async def _retire_idle(self) -> None:
         oldest = time.monotonic() - self.node.settings.session_idle_s
         for session, actor in list(self._actors.items()):
             if actor.idle_since is not None and actor.idle_since < oldest:
+                del self._actors[session]  # first: what comes from now on is for the next actor
                 await actor.close()
-                del self._actors[session]
 
 
 def _numbers(stats: object) -> dict[str, float]:

@@ -42,11 +42,19 @@ class Journal:
     def has_sockets(self) -> bool:
         return bool(self._connections)
 
+    @property
+    def webs(self) -> set[str]:
+        """The web processes that hold its sockets."""
+        return set(self._connections.values())
+
     def attach(self, connection: str, web: str) -> None:
         self._connections[connection] = web
 
     def detach(self, connection: str) -> None:
         self._connections.pop(connection, None)
+
+    def connections_of(self, webs: set[str]) -> list[str]:
+        return [connection for connection, web in self._connections.items() if web in webs]
 
     def emit(self, event: Event) -> None:
         """To every socket of the session, numbered and logged."""

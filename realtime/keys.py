@@ -23,6 +23,11 @@ def node_metrics(node_id: str) -> str:
     return f"ms:node:{node_id}:metrics"
 
 
+def web(web_id: str) -> str:
+    """Exists while the web process lives."""
+    return f"ms:web:{web_id}"
+
+
 def web_outbox(web_id: str) -> str:
     return f"ms:web:{web_id}:out"
 

@@ -13,6 +13,7 @@ from starlette.middleware import Middleware
 from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute
 from starlette.templating import Jinja2Templates
 
+from realtime.presence import announce
 from realtime.redis_connection import connect
 from realtime.tasks import cancel_and_wait
 from web import admin, chat_completions, errors, health, models, pages, realtime_socket
@@ -91,6 +92,7 @@ async def _lifespan(application: Starlette) -> AsyncIterator[None]:
         asyncio.create_task(web.relay.run(), name="relay"),
         asyncio.create_task(web.nodes.run(), name="nodes"),
         asyncio.create_task(web.dashboard.run(), name="dashboard"),
+        asyncio.create_task(announce(web.redis, web.id), name="presence"),
     ]
     try:
         yield
