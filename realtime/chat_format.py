@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 from realtime.chat_template import ChatTemplate, UnsupportedTemplate
 from realtime.detokenizer import Detokenizer, TokenBytes
-from realtime.hermes import CALL_SUFFIX, ToolSpec, call_prefix, teach, tool_response
+from realtime.hermes import CALL_SUFFIX, ToolSpec, call_prefix, teach, told_result, tool_response
 from realtime.stable_tokens import StableTokenizer, splits_safely
 from realtime.tool_calls import OPEN
 
@@ -43,7 +43,7 @@ class ChatFormat:
         self._template = template
         self._turns = turns = _find_turns(template)
         self._native_tools = _has_native_tools(template, turns)
-        # A template with tools of another kind is not asked: the taught tools promise `tool_response`.
+        # A template with tools of another kind is not asked: taught tools have results of their own.
         self._tool_turn = _find_tool_turn(template, turns) if self._native_tools else None
         self.user_open = self._fixed(turns.user_open)
         self.user_close = self._fixed(turns.user_close)
@@ -88,7 +88,8 @@ class ChatFormat:
     def tool_result(self, text: str) -> list[int]:
         """A complete turn with the result of a tool call."""
         if self._tool_turn is None:
-            return self.user_open + self.text(tool_response(text)) + self.user_close
+            content = tool_response(text) if self._native_tools else told_result(text)
+            return self.user_open + self.text(content) + self.user_close
         opening, closing = self._tool_turn
         return self._fixed(opening) + self.text(text) + self._fixed(closing)
 

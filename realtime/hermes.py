@@ -36,7 +36,7 @@ def teach(tools: list[ToolSpec]) -> str:
         f"<tools>\n{schemas}\n</tools>\n"
         "To use one, answer with its name and arguments as JSON inside tool_call tags:\n"
         f'{OPEN}\n{{"name": "function-name", "arguments": {{"argument": "value"}}}}\n{CLOSE}\n'
-        "Its result comes in the next message, inside tool_response tags."
+        "Its result comes in the next message."
     )
 
 
@@ -87,5 +87,10 @@ CALL_SUFFIX = f"\n{CLOSE}"
 
 
 def tool_response(result: str) -> str:
-    """A result as the content of a user turn."""
+    """A result as the content of a user turn, for a model that knows Hermes tools."""
     return f"<tool_response>\n{result}\n</tool_response>"
+
+
+def told_result(result: str) -> str:
+    """The same for a model that was just taught them: it would copy the tags."""
+    return f"The tool says: {result}\n\nWhat is the answer to my question?"

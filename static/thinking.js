@@ -2,9 +2,6 @@
 
 import { commonPrefixLength } from "./text_splice.js";
 
-// What the model writes begins with the action that it chose: "inference. " or "wait."
-const ACTION = /^\S* ?/;
-
 export class ThinkingPanel {
   #panel = document.getElementById("thinking");
   #reading = document.getElementById("reading");
@@ -105,8 +102,7 @@ export class ThinkingPanel {
   #append({ index, delta }) {
     const text = this.#notes.get(index)?.lastChild;
     if (!text) return;
-    text.dataset.raw = (text.dataset.raw ?? "") + delta;
-    text.textContent = text.dataset.raw.replace(ACTION, "");
+    text.textContent += delta;
     this.#follow();
   }
 

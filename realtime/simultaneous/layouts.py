@@ -13,11 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-TYPING_CUE = (
-    "\n\n[The user is still typing; more of this message follows. Do not answer yet. Write one short "
-    'intermediate result that will help to answer later, after the word "inference.", or only "wait." if none does.]'
-)
-ANSWER_CUE = "\n\n[The message is complete. Answer it now; use your intermediate results and do not repeat them.]"
+# Few words: tried with the 135M default model, longer instructions were copied into notes and answers.
+TYPING_CUE = '\n\n(More follows. Note one useful fact, or "wait.")'
+ANSWER_CUE = "\n\n(That is all.)"
 
 
 class Format(Protocol):
@@ -35,7 +33,7 @@ class Format(Protocol):
 class Entry:
     """One step: the new segments, and the tokens the model wrote after them (None = it chose to wait).
 
-    `note_tokens` are exactly what was generated, action name included and stop token not.
+    `note_tokens` are exactly what was generated, without the stop token.
     """
 
     segments: str

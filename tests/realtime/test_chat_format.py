@@ -9,6 +9,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from realtime.chat_format import ChatFormat, ToolSpec, UnsupportedTemplate, plain_tokenizer
 from realtime.chat_template import ChatTemplate
+from realtime.hermes import told_result, tool_response
 
 TEMPLATES = Path(__file__).parent / "templates"
 CALCULATOR = ToolSpec("calculator", "Exact arithmetic.", {"type": "object", "properties": {"x": {"type": "string"}}})
@@ -176,7 +177,7 @@ def test_an_odd_tool_turn_of_the_template_is_not_used(old: str, new: str, tokeni
     source = read("qwen")
     assert old in source
     fmt = format_of(source.replace(old, new), tokenizer)
-    assert "<tool_response>\n42\n</tool_response>" in written(fmt, fmt.tool_result("42"))
+    assert tool_response("42") in written(fmt, fmt.tool_result("42"))
 
 
 def test_tools_are_taught_where_the_template_refuses_them(tokenizer: Tokenizer) -> None:
@@ -187,7 +188,7 @@ def test_tools_are_taught_where_the_template_refuses_them(tokenizer: Tokenizer) 
 @pytest.mark.parametrize("name", ["chatml", "llama3"])
 def test_a_tool_result_is_a_user_turn_where_the_template_has_none(name: str, tokenizer: Tokenizer) -> None:
     fmt = format_of(read(name), tokenizer)
-    turn = [*fmt.user_open, *fmt.text("<tool_response>\n42\n</tool_response>"), *fmt.user_close]
+    turn = [*fmt.user_open, *fmt.text(told_result("42")), *fmt.user_close]
     assert fmt.tool_result("42") == turn
 
 

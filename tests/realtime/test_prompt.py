@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from realtime.chat_format import ChatFormat
 from realtime.conversation import Item, McpCall, Message
+from realtime.hermes import told_result
 from realtime.prompt import PromptBuilder
 from realtime.session_config import SessionConfig
 
@@ -36,7 +37,7 @@ def test_each_item_extends_the_prompt(smol_format: ChatFormat) -> None:
     prompts = [builder.base(CONFIG, items[:count]) for count in range(4)]
     for shorter, longer in zip(prompts, prompts[1:], strict=False):
         assert longer[: len(shorter)] == shorter
-    assert "<tool_response>\n4\n</tool_response>" in smol_format.tokenizer.decode(prompts[3])
+    assert told_result("4") in smol_format.tokenizer.decode(prompts[3])
 
 
 def test_what_was_generated_is_used_again_token_for_token(smol_format: ChatFormat) -> None:
