@@ -38,9 +38,11 @@ class InputBuffer:
     @property
     def length(self) -> int:
         """Length of the text in the offset unit."""
-        if self.offsets == "code_points" or self._is_ascii:
-            return len(self.text)
-        return len(self.text.encode("utf-16-le")) // 2
+        return len(self.text) if self._is_ascii else self.units(self.text)
+
+    def units(self, text: str) -> int:
+        """Length of any text in the offset unit."""
+        return len(text) if self.offsets == "code_points" else len(text.encode("utf-16-le", "surrogatepass")) // 2
 
     def append(self, text: str, base_revision: int | None = None) -> None:
         """Raises `ProtocolError` buffer_too_large."""

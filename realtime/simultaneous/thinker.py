@@ -59,6 +59,8 @@ class Thinker:
     def configured(self) -> None:
         """The configuration changed: notes made under the old one are void."""
         self._drop_notes("configuration")
+        if self._committed is not None:
+            self._committed = (self._committed[0], [])
 
     def committed(self, item: Message) -> None:
         """The text was sent. Notes that still match it wait for `response.create`; a running one is stopped."""
@@ -93,26 +95,17 @@ class Thinker:
 
     def prefilled(self, item: Prefilled) -> None:
         """A step computed some of this session's prompt."""
-        actor = self._actor
-        if actor.turn is not None:
+        span = ("prefill", item.started_at, item.ended_at)
+        if self._actor.turn is not None:
+            self._actor.turn.trace.spans.append(span)
             return
         self._prefilled += item.computed
-        if item.started_at:
-            self._spans.append(("prefill", item.started_at, item.ended_at))
-            del self._spans[:-_MAX_SPANS]
-        read, start, ids = self._tail
-        done = ids[: max(0, item.kv_tokens - start)]
-        text = actor.session.buffer.text[:read] + self._fmt.tokenizer.decode(done, skip_special_tokens=False)
-        characters = len(text.encode("utf-16-le", "surrogatepass")) // 2
-        actor.emit_extension(
-            "midstream.prefill",
-            revision=actor.session.buffer.revision,
-            prefilled_chars=min(characters, actor.session.buffer.length),
-            tokens=item.kv_tokens,
-        )
+        self._spans.append(span)
+        del self._spans[:-_MAX_SPANS]
+        self._report_prefill(item.kv_tokens)
         if self._edit is not None and item.started_at >= self._edit.handled_at:
             edit, self._edit = self._edit, None
-            actor.emit_extension(
+            self._actor.emit_extension(
                 "midstream.trace",
                 web_received_at=edit.received_at,
                 web_posted_at=edit.posted_at,
@@ -120,6 +113,20 @@ class Thinker:
                 engine_started_at=item.started_at,
                 engine_ended_at=item.ended_at,
             )
+
+    def _report_prefill(self, kv_tokens: int) -> None:
+        actor, buffer = self._actor, self._actor.session.buffer
+        if not actor.session.config.wants_event("midstream.prefill"):
+            return
+        read, start, ids = self._tail
+        done = ids[: max(0, kv_tokens - start)]
+        text = buffer.text[:read] + self._fmt.tokenizer.decode(done, skip_special_tokens=False)
+        actor.emit_extension(
+            "midstream.prefill",
+            revision=buffer.revision,
+            prefilled_chars=min(buffer.units(text), buffer.length),
+            tokens=kv_tokens,
+        )
 
     # What the actor asks
 

@@ -120,3 +120,8 @@ def test_half_a_surrogate_pair_is_refused() -> None:
     with pytest.raises(ProtocolError, match="surrogate") as caught:
         InputBuffer().append("\ud83d")
     assert caught.value.code == "invalid_value"
+
+
+def test_any_text_is_measured_in_the_offset_unit() -> None:
+    assert InputBuffer().units("a\U0001f600") == 3
+    assert InputBuffer("code_points").units("a\U0001f600") == 2
