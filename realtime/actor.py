@@ -133,6 +133,7 @@ class Actor:
     def engine_changed(self) -> None:
         """The engine was lost or is back: what it held is gone."""
         self._context = None
+        self.journal.delete_kv()
         self.thinker.engine_changed()
         self.thinker.update()
 

@@ -18,7 +18,7 @@ import redis
 import uvloop
 
 from engine.model.loader import model_name, prepare_model
-from realtime import keys
+from realtime import keys, store
 from realtime.actor import Actor
 from realtime.chat_format import ChatFormat
 from realtime.completions import Completions
@@ -96,7 +96,9 @@ class Host:
             actor.engine_changed()
 
     async def _recover(self) -> None:
-        """Responses that an earlier process of this node left running get their terminal event."""
+        """Responses that an earlier process of this node left running get their terminal event, and the KV that it
+        held is gone."""
+        await patiently(lambda: store.delete_kv_of_node(self.node.redis, self.node.settings.node_id))
         active = keys.node_active(self.node.settings.node_id)
         sessions: Any = await patiently(lambda: self.node.redis.smembers(active))
         for session in sessions:

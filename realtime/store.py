@@ -88,3 +88,10 @@ def save_kv(pipeline: redis.asyncio.client.Pipeline, session: str, record: KvRec
 
 def delete_kv(pipeline: redis.asyncio.client.Pipeline, session: str) -> None:
     pipeline.delete(keys.kv(session))
+
+
+async def delete_kv_of_node(client: redis.asyncio.Redis, node: str) -> None:
+    """Forgets where the KV of this node's sessions was. Raises `redis.RedisError`."""
+    async for key in client.scan_iter(keys.kv("*"), count=1000):
+        if await client.hget(key, "node") == node.encode():
+            await client.delete(key)

@@ -80,6 +80,18 @@ async def test_killed_while_a_tool_runs(server: WholeServer, victim: str) -> Non
     assert runs == (2 if victim == "worker" else 1)
 
 
+async def test_a_host_that_starts_anew_claims_no_kv_of_its_predecessor(server: WholeServer) -> None:
+    async with Talk(server.url) as talk:
+        await talk.say("Say hi.", max_output_tokens=1)
+    server.await_rest()
+    assert talk.session in server.kv_sessions()
+    server.kill("host")
+    server.await_whole()
+    async with Talk(server.url) as other:
+        await other.say("Say hi.", max_output_tokens=1)
+    assert talk.session not in server.kv_sessions()
+
+
 @pytest.mark.parametrize("victim", PROCESSES)
 async def test_killed_while_text_is_typed(server: WholeServer, victim: str) -> None:
     async with Talk(server.url) as talk:

@@ -77,6 +77,7 @@ class WholeServer:
                 "stats": {
                     name: stats.get(name, -1.0) for name in ("running", "waiting", "blocks_running", "blocks_held")
                 },
+                "lost KV": self._lost_kv(msgspec.json.decode(node)["epoch"] if node else ""),
                 "unfinished tools": [
                     key for key, (state, _) in self.tool_runs().items() if state not in ("done", "failed")
                 ],
@@ -86,6 +87,15 @@ class WholeServer:
         return {
             name: value for name, value in found.items() if (any(value.values()) if isinstance(value, dict) else value)
         }
+
+    def kv_sessions(self) -> set[str]:
+        """The sessions that have KV somewhere, as Redis says."""
+        return {key.decode().removeprefix("ms:kv:") for key in self.redis.scan_iter("ms:kv:*")}
+
+    def _lost_kv(self, epoch: str) -> list[str]:
+        """Sessions that are said to have KV in an engine that is no more."""
+        sessions = self.kv_sessions()
+        return [name for name in sessions if self.redis.hget(f"ms:kv:{name}", "epoch") != epoch.encode()]
 
 
 @contextmanager
