@@ -48,6 +48,8 @@ app.conf.update(
     worker_send_task_events=False,
     worker_enable_remote_control=False,
     worker_soft_shutdown_timeout=SHUTDOWN_GRACE_S,
+    # A tool goes on while Redis is away: its result is kept until it can be stored.
+    worker_cancel_long_running_tasks_on_connection_loss=False,
     broker_connection_retry_on_startup=True,
     broker_connection_max_retries=None,
     broker_transport_options=TRANSPORT_OPTIONS,
