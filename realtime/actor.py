@@ -7,18 +7,14 @@ so nothing here needs a lock: between two awaits the actor is alone.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 
-from engine.client import ContextHandle, EngineError, EngineLost
-from engine.messages import KvMoved, Prefilled
 from realtime import event_log, store
-from realtime.conversation import Conversation, Item, McpCall, McpError, Message, to_wire
+from realtime.conversation import Conversation, Item, Message, item_from_wire, to_wire
 from realtime.errors import ProtocolError
 from realtime.events import parse_client_event, server_event
 from realtime.journal import Journal
@@ -40,6 +36,7 @@ from realtime.session import (
     Session,
 )
 from realtime.session_config import SessionConfig
+from realtime.session_context import SessionContext
 from realtime.simultaneous.thinker import Thinker
 from realtime.tasks import cancel_and_wait
 from realtime.turn import Turn
@@ -62,12 +59,12 @@ class Actor:
         self.journal = Journal(node, session, owner, seq)
         self.prompt = PromptBuilder(node.format)
         self.thinker = Thinker(self)
+        self.context = SessionContext(node, self.journal, self.thinker.prefilled)
         self.turn: Turn | None = None
         self.idle_since: float | None = time.monotonic()
         self._acknowledge = acknowledge
         self._queue: asyncio.Queue[tuple[bytes, ActorMessage]] = asyncio.Queue()
         self._task: asyncio.Task[None] | None = None
-        self._context: ContextHandle | None = None
         self._anchor: str | None = None
         self._updated_sent = 0
         self._typing_started_at = 0.0
@@ -110,7 +107,7 @@ class Actor:
         if self.turn is not None:
             await self.turn.aclose()
         self.thinker.stop()
-        self._drop_context()
+        self.context.discard()
 
     def post(self, entry_id: bytes, message: ActorMessage) -> None:
         self.idle_since = None
@@ -132,8 +129,7 @@ class Actor:
 
     def engine_changed(self) -> None:
         """The engine was lost or is back: what it held is gone."""
-        self._context = None
-        self.journal.delete_kv()
+        self.context.engine_changed()
         self.thinker.engine_changed()
         self.thinker.update()
 
@@ -258,14 +254,14 @@ class Actor:
         if len(prompt) > limit:
             message = f"the prompt has {len(prompt)} tokens; the context takes {limit}"
             raise ProtocolError("context_length_exceeded", message, None, respond.event_id)
-        self.emit_extension("midstream.truncated", items=dropped)
+        self.journal.emit_extension("midstream.truncated", items=dropped)
         return prompt
 
     def emit_response(self, response: Response, events: list[Event]) -> None:
         """For the turn: sends its events and keeps its finished items in the conversation."""
         for event in events:
             if event["type"] == "response.output_item.done":
-                self._keep(_item_of(event["item"]))
+                self._keep(item_from_wire(event["item"]))
             self.journal.emit(event)
 
     def last_item_id(self) -> str | None:
@@ -280,8 +276,8 @@ class Actor:
         record = turn.trace.record(turn.response.id, turn.usage)
         self.node.metrics.turn(record)
         self.node.publisher.write(lambda pipeline: add_turn(pipeline, record))
-        self.emit_extension("midstream.turn", **turn.trace.turn_event(turn.response.id, turn.usage))
-        self.emit_extension("midstream.trace", **turn.trace.trace_event(turn.response.id, turn.usage))
+        self.journal.emit_extension("midstream.turn", **turn.trace.turn_event(turn.response.id, turn.usage))
+        self.journal.emit_extension("midstream.trace", **turn.trace.trace_event(turn.response.id, turn.usage))
         self.turn = None
         self._note_idleness()
         self.journal.mark_active(False)
@@ -310,61 +306,6 @@ class Actor:
             last = item.id
         return last
 
-    # The engine context
-
-    @property
-    def context_now(self) -> ContextHandle | None:
-        """The context, opened if an engine is there; None while there is none."""
-        client = self.node.link.current
-        if client is None or client.lost.is_set():
-            self._context = None
-        elif self._context is None:
-            try:
-                self._context = client.open("background")
-            except (EngineLost, EngineError):
-                return None
-            self._context.on_prefilled = self._on_prefilled
-            self._context.on_kv_moved = self._on_kv_moved
-        return self._context
-
-    async def context(self) -> ContextHandle:
-        """The context, waiting for an engine if need be. Raises `EngineLost` when none comes."""
-        deadline = time.monotonic() + self.node.settings.engine_wait_s
-        while (context := self.context_now) is None:
-            await self.node.link.client(deadline - time.monotonic())
-            await asyncio.sleep(0.01)
-        return context
-
-    def discard_context(self) -> None:
-        """After a refusal the mirror cannot be trusted: the next use opens a new context."""
-        self._drop_context()
-
-    def hold(self, context: ContextHandle, expected_s: float | None) -> None:
-        """Keeps the KV of a turn that waits for a tool."""
-        context.hold("tool", expected_s)
-        self.journal.save_kv("device", context.kv_tokens, "preserve", "tool")
-
-    def _drop_context(self) -> None:
-        context, self._context = self._context, None
-        if context is not None:
-            with contextlib.suppress(EngineLost):
-                context.close()
-            self.journal.delete_kv()
-
-    def _on_prefilled(self, item: Prefilled) -> None:
-        self.thinker.prefilled(item)
-
-    def _on_kv_moved(self, item: KvMoved) -> None:
-        self.journal.save_kv(item.location, item.tokens, item.decision, item.reason)
-        state = "preserved" if item.decision == "preserve" else "discarded"
-        fields = {"state": state, "reason": item.reason, "tokens": item.tokens, "bytes": item.bytes}
-        self.emit_extension("midstream.kv.state", **fields)
-
-    def save_idle_kv(self, reason: str) -> None:
-        """Tells Redis where the KV is while nothing holds it."""
-        if self._context is not None:
-            self.journal.save_kv("device", self._context.kv_tokens, "", reason)
-
     # Sockets and events
 
     async def _attach(self, message: Attach) -> None:
@@ -384,24 +325,6 @@ class Actor:
             running = {"id": response.id, "item_id": response.message_id, "text": response.text}
         items = [to_wire(item) for item in self.session.conversation]
         return {"items": items, "response": running, "revision": self.session.buffer.revision}
-
-    def emit_extension(self, event_type: str, **fields: Any) -> None:
-        """An opt-in event: sent only where the session asked for it."""
-        if self.session.config.wants_event(event_type):
-            self.journal.emit(server_event(event_type, **fields))
-
-
-def _item_of(wire: Event) -> Item:
-    """A finished output item as the conversation keeps it."""
-    from realtime.conversation import FunctionCall
-
-    if wire["type"] == "message":
-        content = tuple(part["text"] for part in wire["content"])
-        return Message(wire["id"], "assistant", content, wire["status"])
-    if wire["type"] == "function_call":
-        return FunctionCall(wire["id"], wire["call_id"], wire["name"], wire["arguments"], wire["status"])
-    error = wire["error"] and McpError(wire["error"]["type"], wire["error"]["message"])
-    return McpCall(wire["id"], wire["server_label"], wire["name"], wire["arguments"], wire["output"], error)
 
 
 def _next_user_item(items: list[Item], start: int) -> int | None:

@@ -85,6 +85,17 @@ def to_wire(item: Item) -> dict[str, Any]:
     return wire | fields
 
 
+def item_from_wire(wire: dict[str, Any]) -> Item:
+    """A finished output item of a response as the conversation keeps it; the inverse of `to_wire`."""
+    if wire["type"] == "message":
+        content = tuple(part["text"] for part in wire["content"])
+        return Message(wire["id"], "assistant", content, wire["status"])
+    if wire["type"] == "function_call":
+        return FunctionCall(wire["id"], wire["call_id"], wire["name"], wire["arguments"], wire["status"])
+    error = wire["error"] and McpError(wire["error"]["type"], wire["error"]["message"])
+    return McpCall(wire["id"], wire["server_label"], wire["name"], wire["arguments"], wire["output"], error)
+
+
 class Conversation:
     """Items in order. Raises `ProtocolError` item_not_found for every unknown id, and then changes nothing."""
 

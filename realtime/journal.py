@@ -16,6 +16,7 @@ from redis.asyncio.client import Pipeline
 from engine.messages import KvLocation
 from realtime import event_log, keys, store
 from realtime.conversation import Item
+from realtime.ids import server_event
 from realtime.messages import Attach
 from realtime.node import Node
 from realtime.session import Session
@@ -70,6 +71,11 @@ class Journal:
         for connection, web in self._connections.items():
             self._node.publisher.deliver(web, connection, payload, seq)
         self.save_record()
+
+    def emit_extension(self, event_type: str, **fields: Any) -> None:
+        """An opt-in event: sent only where the session asked for it."""
+        if self._session.config.wants_event(event_type):
+            self.emit(server_event(event_type, **fields))
 
     def reply(self, connection: str, event: Event, web: str = "") -> None:
         """To one socket only: not numbered, not replayed. `web` is for a socket that is not attached."""

@@ -6,7 +6,6 @@ Every exit, cancel included, emits exactly one `response.done`.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 import time
@@ -101,7 +100,7 @@ class Turn:
         except EngineLost:
             return "failed", _failure("engine_unavailable")
         except EngineError as error:
-            self._actor.discard_context()
+            self._actor.context.discard()
             return "failed", _failure(error.code)
         except Exception:
             log.exception("turn failed")
@@ -210,7 +209,7 @@ class Turn:
 
     async def _generate(self, params: GenerateParams) -> Any:
         held, self._holding = self._holding, None
-        context = await self._actor.context()
+        context = await self._actor.context.wait()
         context.priority = "foreground"
         self.trace.asked()
         if held is context:
@@ -228,7 +227,7 @@ class Turn:
         if any(self._tools.is_client_function(call.name) for call in calls):
             self._hand_over(calls)
             return True
-        context = await self._actor.context()
+        context = await self._actor.context.wait()
         context.sync(self.tokens)
         self.tokens += fmt.assistant_close
         for call in calls:
@@ -255,7 +254,7 @@ class Turn:
         item_id = self.response.call["id"]
         started = time.time()
         self._holding = context
-        self._actor.hold(context, expected_s=None)
+        self._actor.context.hold(context, expected_s=None)
         result = await self._node.tools.run(
             self._actor.session_id, new_id("call_"), tool, call.arguments, lambda step: self._progress(item_id, step)
         )
@@ -268,20 +267,14 @@ class Turn:
         return result.output
 
     def _progress(self, item_id: str, step: ToolProgress) -> None:
-        self._actor.emit_extension(
+        self._actor.journal.emit_extension(
             "midstream.tool.progress", item_id=item_id, progress=step.progress, total=step.total, message=step.message
         )
 
     # The end
 
     def _finish(self, status: str, details: Event | None) -> None:
-        context = self._actor.context_now
-        if context is not None:
-            with contextlib.suppress(EngineLost, EngineError):
-                context.cancel()
-                if context.held:
-                    context.resume([])
-                context.priority = "background"
+        self._actor.context.stop()
         open_status = "completed" if status == "completed" else "incomplete"
         self._emit(self.response.close_open_parts(open_status, f"the response was {status}", self._last()))
         usage = self.usage.to_wire()

@@ -105,7 +105,7 @@ class Thinker:
         self._report_prefill(item.kv_tokens)
         if self._edit is not None and item.started_at >= self._edit.handled_at:
             edit, self._edit = self._edit, None
-            self._actor.emit_extension(
+            self._actor.journal.emit_extension(
                 "midstream.trace",
                 web_received_at=edit.received_at,
                 web_posted_at=edit.posted_at,
@@ -121,7 +121,7 @@ class Thinker:
         read, start, ids = self._tail
         done = ids[: max(0, kv_tokens - start)]
         text = buffer.text[:read] + self._fmt.tokenizer.decode(done, skip_special_tokens=False)
-        actor.emit_extension(
+        actor.journal.emit_extension(
             "midstream.prefill",
             revision=buffer.revision,
             prefilled_chars=min(buffer.units(text), buffer.length),
@@ -148,7 +148,7 @@ class Thinker:
             return
         text = actor.session.buffer.text
         self._match(text)
-        if self._note is not None or (context := actor.context_now) is None:
+        if self._note is not None or (context := actor.context.now) is None:
             return
         try:
             segment = self._unread(config, text)
@@ -160,7 +160,7 @@ class Thinker:
             pass
         except EngineError as error:
             log.warning("session %s: %s", actor.session_id, error)
-            actor.discard_context()
+            actor.context.discard()
 
     # Prefill
 
@@ -175,7 +175,7 @@ class Thinker:
         if context.sync(desired) == len(desired):
             return
         self._edit = self._edit or self._latest
-        self._actor.save_idle_kv("typing")
+        self._actor.context.record("typing")
 
     def _desired(self, config: SessionConfig, text: str) -> list[int]:
         """The tokens that the context should hold now."""
@@ -224,7 +224,7 @@ class Thinker:
             tokens, text = await self._generate_note(config, segment, index)
         except (EngineLost, EngineError) as error:
             log.info("session %s: no note: %s", self._actor.session_id, error)
-            self._actor.discard_context()
+            self._actor.context.discard()
             tokens, text = [], ""
         action = parse_action(text)
         note = tuple(tokens) if action.kind == "inference" else None
@@ -232,12 +232,12 @@ class Thinker:
         self._spans.append(("note", started, time.time()))
         self._event("done", index=index, action="wait" if note is None else "inference", text=action.note)
         self._note = None
-        self._actor.save_idle_kv("note")
+        self._actor.context.record("note")
         self.update()
 
     async def _generate_note(self, config: SessionConfig, segment: str, index: int) -> tuple[list[int], str]:
         actor = self._actor
-        context = await actor.context()
+        context = await actor.context.wait()
         base = actor.prompt.base(config, actor.session.conversation)
         context.priority = "background"
         context.sync(layouts.inference_prompt(self._fmt, base, [], self._entries, segment))
@@ -265,12 +265,7 @@ class Thinker:
         if note is None:
             return
         note.cancel()
-        context = self._actor.context_now
-        if context is not None:
-            try:
-                context.cancel()
-            except (EngineLost, EngineError):
-                self._actor.discard_context()
+        self._actor.context.stop()
         self._event("discarded", index=len(self._entries), reason=reason)
 
     def _drop_notes(self, reason: str) -> None:
@@ -285,7 +280,7 @@ class Thinker:
 
     def _event(self, step: str, **fields: object) -> None:
         revision = self._actor.session.buffer.revision
-        self._actor.emit_extension(f"midstream.inference.{step}", revision=revision, **fields)
+        self._actor.journal.emit_extension(f"midstream.inference.{step}", revision=revision, **fields)
 
 
 def _length(entries: list[Entry]) -> int:

@@ -14,6 +14,7 @@ from realtime.conversation import (
     McpError,
     Message,
     item_from_client,
+    item_from_wire,
     to_wire,
 )
 from realtime.errors import ProtocolError
@@ -158,3 +159,16 @@ def test_the_path_of_a_refused_item_says_where_it_stood() -> None:
         "invalid_value",
         "response.input[2].role",
     )
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        Message("1", "assistant", ("Hi",), "incomplete"),
+        FunctionCall("2", "call_1", "lookup", '{"a": 1}'),
+        McpCall("3", "midstream", "calculator", "{}", "4"),
+        McpCall("4", "midstream", "calculator", "{}", None, McpError("tool_execution_error", "no")),
+    ],
+)
+def test_an_output_item_comes_back_from_the_wire(item: Item) -> None:
+    assert item_from_wire(to_wire(item)) == item
