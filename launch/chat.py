@@ -184,9 +184,10 @@ class Conversation:
         if self._first_token_at:
             notes.append(f"first token {(self._first_token_at - self._sent_at) * 1000:.0f} ms after Enter")
         usage = response.get("usage") or {}
-        if usage:
+        # Zero when the answer was stopped.
+        if prompt := usage.get("input_tokens"):
             cached = usage.get("input_token_details", {}).get("cached_tokens", 0)
-            notes.append(f"{cached} of {usage.get('input_tokens', 0)} tokens were ready")
+            notes.append(f"{cached} of {prompt} tokens were ready")
         if response.get("status") != "completed":
             notes.append(str(response.get("status")))
         console.print(Text(f"\n({', '.join(notes)})", "dim"))

@@ -80,7 +80,8 @@ class ChildProcess:
         self._stopped = True
         if self._process is not None:
             with suppress(ProcessLookupError):
-                self._process.terminate()
+                # Not `terminate()`, which would reap a process that has just ended behind asyncio's back.
+                os.kill(self._process.pid, signal.SIGTERM)
         try:
             await asyncio.wait_for(self._gone.wait(), grace_s)
         except TimeoutError:

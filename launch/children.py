@@ -11,6 +11,8 @@ from launch.data_folder import DataFolder
 from launch.settings import LaunchSettings
 
 ENGINE_READY = re.compile(r"READY\b|listening on ")
+# Advice to someone at a terminal of its own.
+CELERY_CHATTER = re.compile(r"Hitting Ctrl\+C again will terminate")
 
 
 class Role(StrEnum):
@@ -37,7 +39,7 @@ def children(role: Role, settings: LaunchSettings, folder: DataFolder, redis: Ch
             ChildSpec("engine", _module("engine.process", "--socket", str(engine_socket)), env, ready=ENGINE_READY),
         ),
         "host": (Role.NODE, ChildSpec("host", _module("realtime.host"), env, after)),
-        "worker": (Role.WORKER, ChildSpec("worker", _module("workers"), env, after)),
+        "worker": (Role.WORKER, ChildSpec("worker", _module("workers"), env, after, hidden=CELERY_CHATTER)),
         "web": (Role.WEB, ChildSpec("web", web_command(settings.host, settings.port), env, after)),
     }
     chosen = [spec for needed, spec in parts.values() if role in (Role.ALL, needed)]

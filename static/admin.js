@@ -37,7 +37,8 @@ function tile(title, value, metric, alarm = false) {
   number.textContent = value ?? "No traffic";
   number.classList.toggle("none", value === null);
   const source = document.createElement("code");
-  source.textContent = metric;
+  // A long name may break after an underscore.
+  source.append(...metric.split(/(?<=_)/).flatMap((part) => [part, document.createElement("wbr")]));
   element.append(heading, number, source);
   return element;
 }

@@ -72,7 +72,9 @@ function turnRow(turn, scale) {
   strategy.className = "strategy";
   strategy.textContent = turn.strategy;
   const tokens = document.createElement("span");
-  tokens.textContent = `${formatMs(turn.ttft_ms)} · ${turn.cached_tokens}/${turn.input_tokens} ready`;
+  // Zero when the answer was stopped.
+  const ready = turn.input_tokens ? ` · ${turn.cached_tokens}/${turn.input_tokens} ready` : "";
+  tokens.textContent = formatMs(turn.ttft_ms) + ready;
   tokens.title = "Time to the first token · prompt tokens that were in memory at Send";
   facts.append(strategy, tokens);
   const total = document.createElement("span");

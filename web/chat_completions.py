@@ -20,10 +20,9 @@ from web.auth import authenticate, origin_allowed
 from web.completion_call import ClientGone, CompletionCall
 from web.completion_request import CompletionRequest, parse_completion_request
 from web.errors import ApiError, engine_unavailable
-from web.models import model_not_found
+from web.models import DEFAULT_MODEL, model_not_found
 from web.state import Web, web_of
 
-DEFAULT_MODEL = "default"
 _SAMPLING = Sampling()
 _STATUS = {
     "context_length_exceeded": 400,

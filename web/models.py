@@ -11,6 +11,8 @@ from web.auth import authenticate
 from web.errors import ApiError
 from web.state import web_of
 
+DEFAULT_MODEL = "default"
+
 
 async def list_models(request: Request) -> Response:
     """GET /v1/models."""
@@ -18,10 +20,10 @@ async def list_models(request: Request) -> Response:
 
 
 async def get_model(request: Request) -> Response:
-    """GET /v1/models/{model}."""
+    """GET /v1/models/{model}; `default` is whichever comes first."""
     name = request.path_params["model"]
     for model in await _served(request):
-        if model["id"] == name:
+        if name in (model["id"], DEFAULT_MODEL):
             return JSONResponse(model)
     raise model_not_found(name)
 

@@ -193,6 +193,7 @@ async def test_models_are_listed(server: Running, node: Node) -> None:
     async with sdk(server) as client:
         assert [model.id async for model in client.models.list()] == ["tiny"]
         assert (await client.models.retrieve("tiny")).object == "model"
+        assert (await client.models.retrieve("default")).id == "tiny"
         with pytest.raises(openai.NotFoundError):
             await client.models.retrieve("other/model")
 

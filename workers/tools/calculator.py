@@ -2,6 +2,7 @@
 
 Numbers are rationals, so 0.1+0.2 is 0.3 and integers never lose digits. A result is written exactly when it has at
 most 30 significant digits or is an integer, otherwise rounded to 15. `round` rounds halves away from zero, as on paper.
+`5% of 80` is 4.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ ROUNDED_DIGITS = 15
 _IRRATIONAL = Context(prec=40, Emax=MAX_DIGITS, Emin=-MAX_DIGITS)
 _SPELLINGS = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-", "^": "**", "\n": " "})
 _THOUSANDS = re.compile(r"(?<![\d.])\d{1,3}(?:,\d{3})+(?![\d,])")
+_PERCENT_OF = re.compile(r"%\s*of\b", re.IGNORECASE)
 _LISTS = re.compile(r"\b(?:min|max|round)\b")
 
 
@@ -51,6 +53,7 @@ def evaluate(expression: str) -> str:
 
 def _normalise(expression: str) -> str:
     text = expression.translate(_SPELLINGS).strip().strip("=").strip()
+    text = _PERCENT_OF.sub("/100*", text)
     if not _LISTS.search(text):
         text = _THOUSANDS.sub(lambda match: match[0].replace(",", ""), text)
     return text
