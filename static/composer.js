@@ -76,8 +76,9 @@ export class Composer extends EventTarget {
   submit() {
     if (this.#composing || !this.text.trim() || this.#tooLong()) return;
     this.#queued = this.#busy;
-    if (!this.#queued) this.#send();
+    const isSent = this.#queued || this.#send();
     this.#show();
+    if (!isSent) this.#showHint("error", "Not connected; your message stays here until it can be sent");
   }
 
   /** A session is there: a new one, or a resumed one whose buffer may hold anything. */
@@ -131,18 +132,17 @@ export class Composer extends EventTarget {
     return !this.#private && !this.#composing && this.#connection.isOpen && !this.#tooLong();
   }
 
+  /** False when there is no connection. */
   #send() {
     const text = this.text;
     clearTimeout(this.#timer);
     this.#timer = 0;
     const eventId = this.#stream.commit(text);
-    if (!eventId) {
-      this.#showHint("error", "Not connected; your message stays here until it can be sent");
-      return;
-    }
+    if (!eventId) return false;
     this.#input.value = "";
     this.dispatchEvent(new CustomEvent("send", { detail: { text, eventId } }));
     this.dispatchEvent(new Event("edit"));
+    return true;
   }
 
   #tooLong() {

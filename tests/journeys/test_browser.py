@@ -143,6 +143,18 @@ async def test_with_the_private_switch_nothing_is_read_before_enter(page: Page) 
     assert any("secret" in frame for frame in frames)
 
 
+async def test_a_message_that_cannot_be_sent_stays_and_the_page_says_so(page: Page) -> None:
+    await page.set_viewport_size({"width": PHONE[0], "height": PHONE[1]})
+    await page.route_web_socket(re.compile("/v1/realtime"), lambda socket: socket.close())
+    await page.goto("/")
+    await expect(page.get_by_test_id("connection-status")).to_contain_text("Offline")
+    await page.get_by_test_id("input").fill(QUESTION)
+    await page.keyboard.press("Enter")
+    await expect(page.get_by_test_id("hint")).to_contain_text("Not connected")
+    await expect(page.get_by_test_id("input")).to_have_value(QUESTION)
+    assert await overflow(page) <= 0
+
+
 @pytest.mark.parametrize(("size", "scheme"), [(DESKTOP, "light"), (DESKTOP, "dark"), (PHONE, "light"), (PHONE, "dark")])
 async def test_the_page_fits_the_screen(page: Page, artifacts: Path, size: tuple[int, int], scheme: str) -> None:
     width, height = size
