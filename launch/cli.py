@@ -11,8 +11,12 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from bench.cli import app as bench
+from engine.settings import EngineSettings
 from launch.children import Role
 from launch.settings import LaunchSettings
+from realtime.settings import RealtimeSettings
+from web.settings import WebSettings
+from workers.settings import WorkerSettings
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -56,6 +60,7 @@ def prepare() -> None:
     """Download or convert the model, so that the first start is quick."""
     from launch.prepare import prepare as run
 
+    _settings(None, None, None)
     raise typer.Exit(run())
 
 
@@ -89,9 +94,13 @@ app.add_typer(bench, name="bench")
 
 
 def _settings(host: str | None, port: int | None, data: Path | None) -> LaunchSettings:
-    given: dict[str, Any] = {"host": host, "port": port, "data": data}
+    """Checks those of every other package too, so that a wrong one is named before anything has started."""
+    given = {"host": host, "port": port, "data": data}
+    chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     try:
-        return LaunchSettings(**{name: value for name, value in given.items() if value is not None})
+        for package in (EngineSettings, RealtimeSettings, WorkerSettings, WebSettings):
+            package(**chosen)
+        return LaunchSettings(**chosen)
     except ValidationError as error:
         for problem in error.errors():
             name = "_".join(str(part) for part in problem["loc"]).upper()

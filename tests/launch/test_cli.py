@@ -19,11 +19,21 @@ def test_every_command_explains_itself(command: list[str]) -> None:
     assert "--help" in result.stdout
 
 
-def test_a_wrong_setting_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MIDSTREAM_PORT", "eighty")
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("MIDSTREAM_PORT", "eighty"),
+        ("MIDSTREAM_KV_TOKENS", "many"),
+        ("MIDSTREAM_MAX_NOTES", "-1"),
+        ("MIDSTREAM_WORKER_LOG_LEVEL", "LOUD"),
+        ("MIDSTREAM_PING_S", "0"),
+    ],
+)
+def test_a_wrong_setting_is_named(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    monkeypatch.setenv(name, value)
     result = runner.invoke(app, ["serve"])
     assert result.exit_code == 2
-    assert "MIDSTREAM_PORT" in result.stderr
+    assert name in result.stderr
 
 
 def test_options_win_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
