@@ -30,8 +30,8 @@ CALCULATOR = ServerTool(
         "properties": {
             "expression": {
                 "type": "string",
-                "minLength": 1,
-                "maxLength": 500,
+                # For constrained decoding: without it the 135M model may begin with a brace and never end.
+                "pattern": "^[-+(0-9a-z][-+*/%^(),. 0-9a-z×÷]*$",
                 "description": "Numbers, + - * / // % ** and parentheses; sqrt, abs, round, min, max.",
             }
         },

@@ -43,6 +43,10 @@ class ToolCall:
     problem: str = ""
 
 
+class _OutOfTokens(Exception):
+    """The token budget ended in the middle of a tool call."""
+
+
 class Turn:
     """`tokens` is what the context holds or must hold: the prompt and, as it comes, what follows it."""
 
@@ -97,6 +101,8 @@ class Turn:
             if self._reason == "length":
                 return "incomplete", {"type": "incomplete", "reason": "max_output_tokens"}
             return "completed", None
+        except _OutOfTokens:
+            return "incomplete", {"type": "incomplete", "reason": "max_output_tokens"}
         except EngineLost:
             return "failed", _failure("engine_unavailable")
         except EngineError as error:
@@ -137,7 +143,7 @@ class Turn:
             text += detokenizer.feed(batch)
         text += detokenizer.finish()
         if self._reason != "stop":
-            raise EngineError("max_output_tokens", "the tool call did not fit the token budget")
+            raise _OutOfTokens
         return text
 
     async def _free_round(self) -> list[ToolCall]:
