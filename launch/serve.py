@@ -13,6 +13,8 @@ from urllib.parse import urlsplit
 from rich.console import Console
 from rich.text import Text
 
+from engine.model.loader import ModelError, model_name
+from engine.settings import EngineSettings
 from launch.child_process import ChildSpec
 from launch.children import Role, children, web_command
 from launch.data_folder import DataFolder, DataFolderInUse
@@ -53,6 +55,8 @@ def _prepare(role: Role, settings: LaunchSettings, folder: DataFolder) -> ChildS
     """Locks the data folder where needed. With an embedded Redis, returns it and points `settings.redis_url` to it."""
     if role in (Role.ALL, Role.NODE):
         folder.lock()
+    if role in (Role.ALL, Role.NODE):
+        _check_model()
     if role in (Role.ALL, Role.WEB):
         _check_port(settings.host, settings.port)
     if settings.redis_url:
@@ -61,6 +65,14 @@ def _prepare(role: Role, settings: LaunchSettings, folder: DataFolder) -> ChildS
         raise CannotServe(f"--role {role} is one part of a larger server: set MIDSTREAM_REDIS_URL to its Redis")
     settings.redis_url = embedded_url(folder)
     return embedded_redis(folder)
+
+
+def _check_model() -> None:
+    """Raises `CannotServe` for a model that is nowhere; whether it can be run only the engine finds out."""
+    try:
+        model_name(EngineSettings().model)
+    except ModelError as error:
+        raise CannotServe(f"MIDSTREAM_MODEL: {error}") from None
 
 
 def _check_port(host: str, port: int) -> None:

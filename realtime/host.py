@@ -17,10 +17,10 @@ import msgspec
 import redis
 import uvloop
 
-from engine.model.loader import model_name, prepare_model
+from engine.model.loader import ModelError, model_name, prepare_model
 from realtime import keys, store
 from realtime.actor import Actor
-from realtime.chat_format import ChatFormat
+from realtime.chat_format import ChatFormat, UnsupportedTemplate
 from realtime.completions import Completions
 from realtime.engine_link import EngineLink
 from realtime.errors import ProtocolError
@@ -250,7 +250,11 @@ async def serve(settings: RealtimeSettings) -> None:
 def main() -> None:
     """Entry point of the process."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    uvloop.run(serve(RealtimeSettings()))
+    try:
+        uvloop.run(serve(RealtimeSettings()))
+    except (ModelError, UnsupportedTemplate) as error:
+        log.error("%s", error)
+        raise SystemExit(1) from error
 
 
 if __name__ == "__main__":

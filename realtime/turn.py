@@ -198,6 +198,7 @@ class Turn:
                 async for batch in generation:
                     self.tokens += batch
                     produced += len(batch)
+                    self.usage.generated(len(batch))
                     yield batch
             except EngineLost:
                 self._losses += 1
@@ -205,6 +206,7 @@ class Turn:
                     raise
                 if grammar is not None:
                     del self.tokens[start:]
+                    self.usage.generated(-produced)
                     produced = 0
                 continue
             if generation.finished is not None:
@@ -219,9 +221,11 @@ class Turn:
         context.priority = "foreground"
         self.trace.asked()
         if held is context:
+            self.usage.began(len(self.tokens), context.kv_tokens)
             generation = context.resume(self.tokens[len(context.tokens) :], params)
         else:
             context.sync(self.tokens)
+            self.usage.began(len(self.tokens), context.kv_tokens)
             generation = context.generate(params)
         return generation
 

@@ -17,11 +17,19 @@ class TurnUsage:
     output_tokens: int = 0
     finished: list[Finished] = field(default_factory=list)
 
+    def began(self, prompt_tokens: int, cached_tokens: int) -> None:
+        """A generation begins; only the first one's prompt counts. Known even if the turn is stopped."""
+        if not self.input_tokens:
+            self.input_tokens, self.cached_tokens = prompt_tokens, min(cached_tokens, prompt_tokens)
+
+    def generated(self, tokens: int) -> None:
+        self.output_tokens += tokens
+
     def add(self, finished: Finished) -> None:
+        """The engine's own count of the first prompt wins: more may have been prefilled meanwhile."""
         if not self.finished:
             self.input_tokens, self.cached_tokens = finished.prompt_tokens, finished.cached_tokens
         self.finished.append(finished)
-        self.output_tokens += finished.output_tokens
 
     def to_wire(self) -> dict[str, Any]:
         return {

@@ -79,6 +79,14 @@ def test_a_taken_port_is_a_clear_error(data: Path, capsys: pytest.CaptureFixture
     assert f"127.0.0.1:{port} is not free" in capsys.readouterr().out
 
 
+def test_a_model_that_is_nowhere_is_a_clear_error(
+    data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MIDSTREAM_MODEL", "/no/such/model")
+    assert serve(Role.NODE, LaunchSettings(data=data, redis_url="unix:///nowhere")) == 1
+    assert "no such model folder" in capsys.readouterr().out
+
+
 def test_one_part_alone_needs_a_redis(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert serve(Role.WORKER, LaunchSettings(data=data)) == 1
     assert "set MIDSTREAM_REDIS_URL" in capsys.readouterr().out

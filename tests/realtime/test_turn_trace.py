@@ -14,10 +14,21 @@ def finished(prompt: int, cached: int, output: int) -> Finished:
 
 def test_usage_counts_the_prompt_once_and_all_output() -> None:
     usage = TurnUsage()
+    usage.began(100, 80)
+    usage.generated(5)
     usage.add(finished(100, 90, 5))
+    usage.began(130, 129)
+    usage.generated(7)
     usage.add(finished(130, 129, 7))
     assert (usage.input_tokens, usage.cached_tokens, usage.output_tokens) == (100, 90, 12)
     assert usage.to_wire()["input_token_details"]["cached_tokens"] == 90
+
+
+def test_a_turn_that_is_stopped_has_counted_what_it_read_and_said() -> None:
+    usage = TurnUsage()
+    usage.began(100, 90)
+    usage.generated(3)
+    assert (usage.input_tokens, usage.cached_tokens, usage.output_tokens) == (100, 90, 3)
 
 
 def test_a_record_measures_from_the_commit() -> None:
