@@ -19,3 +19,6 @@ class SocketProtocol(WebSocketsSansIOProtocol):
             self.writable.set()
             self.loop.call_later(ABORT_AFTER_S, self.transport.abort)
         await super().send(message)
+        if message["type"] == "websocket.http.response.body" and not message.get("more_body"):
+            # A refused handshake is complete too; uvicorn 0.54 would log an error about it.
+            self.handshake_complete = True
