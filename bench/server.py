@@ -30,8 +30,9 @@ COMMANDS = {
 
 @dataclass
 class Server:
-    """`url` is the server's own; `log` collects what it prints."""
+    """`url` is the server's own, `data` its folder; `log` collects what it prints."""
 
+    data: Path
     url: str
     started_in_s: float
     process: subprocess.Popen[str]
@@ -64,7 +65,7 @@ def running_server(data: Path | None = None, **settings: str) -> Iterator[Server
         process = subprocess.Popen(
             command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, bufsize=1
         )
-        server, ready = Server("", 0.0, process), threading.Event()
+        server, ready = Server(folder, "", 0.0, process), threading.Event()
         reader = threading.Thread(target=_read, args=(server, ready), daemon=True)
         reader.start()
         try:

@@ -1,12 +1,19 @@
-"""Server-run tools through the whole system: forced, chosen among several, and cut short."""
+"""Server-run tools through the whole system: forced, chosen among several, cut short, and as Redis shows them."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import redis
+
 from bench.realtime_client import RealtimeClient
 from bench.server import Server
+from launch.data_folder import DataFolder
+from launch.embedded_redis import embedded_url
 
 TOOLS = [{"type": "mcp", "server_label": "midstream", "require_approval": "never"}]
 FORCED = {"type": "mcp", "server_label": "midstream", "name": "calculator"}
+WAIT = {"type": "mcp", "server_label": "midstream", "name": "wait"}
 
 
 async def test_a_forced_call_gives_the_exact_result(server: Server) -> None:
@@ -38,3 +45,23 @@ async def test_a_call_cut_short_by_the_token_budget_is_incomplete_and_harms_noth
         assert cut.items == []
         whole = await client.answer(tool_choice=FORCED)
         assert whole.items[0]["output"] == "408"
+
+
+async def test_redis_shows_session_kv_and_tool_while_a_call_runs(server: Server) -> None:
+    async with RealtimeClient(server.websocket_url) as client:
+        session = client.events[0][1]["session"]["id"]
+        await client.configure(tools=TOOLS)
+        await client.send("input_text_buffer.commit", text="Wait 5 seconds.")
+        await client.send("response.create", response={"tool_choice": WAIT})
+        response = (await client.until("response.created"))["response"]["id"]
+        await client.until("response.mcp_call.in_progress")
+        with redis.Redis.from_url(embedded_url(DataFolder(server.data)), decode_responses=True) as store:
+            record: Any = store.hgetall(f"ms:session:{session}")
+            kv: Any = store.hgetall(f"ms:kv:{session}")
+            calls = [store.hgetall(key) for key in store.scan_iter("ms:tool:*")]
+        await client.send("response.cancel")
+        await client.until("response.done")
+    assert record["active_response"] == response
+    assert (kv["location"], kv["decision"], kv["reason"]) == ("device", "preserve", "tool")
+    assert int(kv["tokens"]) > 0
+    assert [call["name"] for call in calls if call["session"] == session] == ["wait"]
