@@ -1,18 +1,21 @@
 """Incremental parser of assistant text into text and Hermes tool calls.
 
 A call is `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`. It is announced when its JSON closes.
-White space next to a call belongs to neither text nor call.
+White space next to a call belongs to neither text nor call. Some models leave the tags out (Qwen2.5-Coder does), so an
+answer that begins with the JSON of a known tool is a call too.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 OPEN = "<tool_call>"
 CLOSE = "</tool_call>"
 MAX_NAME = 128
+MAX_BARE_CALL = 4096
 
 
 @dataclass(frozen=True)
@@ -50,9 +53,15 @@ Piece = TextPiece | CallStarted | CallArguments | CallDone | CallInvalid
 
 
 class ToolCallParser:
-    """Feed it text in any pieces: apart from where text is cut, the same pieces come out."""
+    """Feed it text in any pieces: apart from where text is cut, the same pieces come out.
 
-    def __init__(self) -> None:
+    `names` are the tools that may be called without tags, at the very beginning.
+    """
+
+    def __init__(self, names: Collection[str] = ()) -> None:
+        self._names = names
+        self._at_start = bool(names)
+        self._bare = _JsonScanner()
         self._pending = ""
         self._in_call = False
         self._after_call = False
@@ -62,12 +71,18 @@ class ToolCallParser:
         """What `text` completes, in order."""
         self._pending += text
         pieces: list[Piece] = []
+        if self._at_start and not self._begin(pieces):
+            return pieces
         while self._call_step(pieces) if self._in_call else self._text_step(pieces):
             pass
         return pieces
 
     def finish(self) -> list[Piece]:
         """What is left at the end: held-back text, or an unfinished call as `CallInvalid`."""
+        if self._at_start:
+            # What was held back as the beginning of a call is text after all.
+            self._at_start = False
+            return [*self.feed(""), *self.finish()]
         rest, self._pending = self._pending, ""
         if self._in_call:
             return [CallInvalid(rest, "the call is unfinished")]
@@ -76,6 +91,21 @@ class ToolCallParser:
         # Half a tag is not text even when nothing follows it.
         rest = rest[: _tag_start(rest)] if len(rest) - _tag_start(rest) > 1 else rest
         return [TextPiece(rest)] if rest else []
+
+    def _begin(self, pieces: list[Piece]) -> bool:
+        """Whether it is decided how the text begins: with the bare JSON of a call, which is consumed, or not."""
+        text = self._pending
+        end = self._bare.scan(text) if _may_begin_call(text) else 0
+        if end is None and not self._bare.is_broken and len(text) <= MAX_BARE_CALL:
+            return False
+        self._at_start = False
+        if end and not self._bare.is_broken and end <= MAX_BARE_CALL:
+            call = _parse_call(text[:end].strip())
+            if isinstance(call[-1], CallDone) and call[-1].name in self._names:
+                pieces.extend(call)
+                self._pending = text[end:]
+                self._after_call = True
+        return True
 
     def _text_step(self, pieces: list[Piece]) -> bool:
         """Consumes text up to and with the next tag; False when more input is needed."""
@@ -122,6 +152,11 @@ class _JsonScanner:
         self._in_string = False
         self._escaped = False
         self._broken = False
+
+    @property
+    def is_broken(self) -> bool:
+        """It is no JSON object."""
+        return self._broken
 
     def scan(self, text: str) -> int | None:
         """`text` is everything since the opening tag; each character is looked at once."""
@@ -193,6 +228,15 @@ def _name_and_arguments(call: Any) -> tuple[str, dict[str, Any]]:
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
+
+
+def _may_begin_call(text: str) -> bool:
+    """Whether `text` is, as far as it goes, white space and a JSON object whose first key is "name"."""
+    start = "".join(text[:256].split())[: len(_CALL_START)]
+    return start == _CALL_START[: len(start)]
+
+
+_CALL_START = '{"name":'
 
 
 def _tag_start(text: str) -> int:

@@ -30,6 +30,10 @@ class Toolbox:
     def __bool__(self) -> bool:
         return bool(self._functions or self._server_tools)
 
+    @property
+    def names(self) -> list[str]:
+        return [*self._functions, *self._server_tools]
+
     def specs(self) -> list[ToolSpec]:
         """Name, description and schema of every tool, in the client's order."""
         functions = [
@@ -48,7 +52,7 @@ class Toolbox:
             return [choice.name]
         if isinstance(choice, McpChoice):
             return list(self._server_tools)
-        return [*self._functions, *self._server_tools] if choice == "required" else []
+        return self.names if choice == "required" else []
 
     def is_client_function(self, name: str) -> bool:
         return name in self._functions

@@ -149,7 +149,7 @@ class Turn:
     async def _free_round(self) -> list[ToolCall]:
         """Answer text goes out as it comes; returns the calls the model made, if any."""
         detokenizer = self._node.format.detokenizer()
-        parser = ToolCallParser() if self._tools else None
+        parser = ToolCallParser(self._tools.names) if self._tools else None
         calls: list[ToolCall] = []
         stream = self._stream(None)
         async for batch in stream:

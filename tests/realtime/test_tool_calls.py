@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 
 import pytest
 from hypothesis import given, settings
@@ -17,9 +18,9 @@ FRAGMENTS = [
 answers = st.lists(st.one_of(st.sampled_from(FRAGMENTS), st.text('<tol_ca>/{} \n"x', max_size=4)), max_size=12)
 
 
-def parse(*parts: str) -> list[Piece]:
+def parse(*parts: str, names: Collection[str] = ()) -> list[Piece]:
     """All pieces, with neighbouring text pieces joined."""
-    parser = ToolCallParser()
+    parser = ToolCallParser(names)
     pieces = [piece for part in parts for piece in parser.feed(part)] + parser.finish()
     joined: list[Piece] = []
     for piece in pieces:
@@ -41,6 +42,40 @@ def test_every_split_gives_the_pieces_of_the_whole(parts: list[str], data: st.Da
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
     split = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
     assert parse(*split) == parse(text) == parse(*text)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    start=st.sampled_from(["", " ", '{"name": "f", "arguments": {"x": "}"}}', '{"name"']), parts=answers, data=st.data()
+)
+def test_every_split_is_alike_where_bare_calls_are_known(start: str, parts: list[str], data: st.DataObject) -> None:
+    text = start + "".join(parts)
+    cut = data.draw(st.integers(0, len(text)))
+    names = ("f", "g")
+    assert parse(text[:cut], text[cut:], names=names) == parse(text, names=names) == parse(*text, names=names)
+
+
+def test_an_answer_that_begins_with_the_json_of_a_known_tool_is_a_call() -> None:
+    bare = '{"name": "add", "arguments": {"a": 1}}'
+    assert parse(bare, names=["add"]) == call("add", '{"a": 1}')
+    assert parse(f" \n{bare}\nDone.", names=["add"]) == [*call("add", '{"a": 1}'), TextPiece("Done.")]
+    assert parse(f"{bare}\n{CALL}", names=["add"]) == [*call("add", '{"a": 1}'), *parse(CALL)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"name": "add", "arguments": {"a": 1}',
+        '{"name": "other", "arguments": {}}',
+        '{"name": "add", "arguments": 5}',
+        '{"answer": 4}',
+        'Call {"name": "add", "arguments": {}}',
+        '{"name": "add", oops',
+        '{"name": "' + "x" * 5000 + '"}',
+    ],
+)
+def test_any_other_json_stays_text(text: str) -> None:
+    assert parse(text, names=["add"]) == [TextPiece(text)]
 
 
 @settings(max_examples=300, deadline=None)
