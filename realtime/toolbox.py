@@ -17,7 +17,8 @@ class Toolbox:
 
     @classmethod
     def of(cls, config: SessionConfig) -> Toolbox:
-        """Raises `ProtocolError` tool_not_found for a server or a tool that does not exist here."""
+        """Raises `ProtocolError`: tool_not_found for a server or tool that does not exist here, invalid_value for tools
+        that want approval."""
         functions = {tool.name: tool for tool in config.tools if isinstance(tool, FunctionTool)}
         server_tools: dict[str, ServerTool] = {}
         for tool in config.tools:
@@ -64,6 +65,9 @@ class Toolbox:
 def _server_tools(tool: McpTool) -> dict[str, ServerTool]:
     if tool.server_label != SERVER_LABEL:
         raise ProtocolError("tool_not_found", f"there is no tool server {tool.server_label[:100]!r}", "tools")
+    if tool.require_approval not in (None, "never"):
+        # Running a tool without the approval that was asked for would be worse than not running it.
+        raise ProtocolError("invalid_value", 'require_approval can only be "never" so far', "tools")
     names = SERVER_TOOLS if tool.allowed_names is None else tool.allowed_names
     unknown = [name for name in names if name not in SERVER_TOOLS]
     if unknown:

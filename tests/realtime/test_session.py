@@ -114,6 +114,13 @@ def test_session_update_with_an_unknown_server_tool_changes_nothing(session: Ses
     assert session.config.instructions == ""
 
 
+@pytest.mark.parametrize("approval", ["always", {"never": {"tool_names": ["calculator"]}}])
+def test_tools_that_want_approval_are_refused_until_approval_exists(session: Session, approval: Any) -> None:
+    update = {"type": "realtime", "tools": [{**CALCULATOR, "require_approval": approval}]}
+    assert code_of(session, "session.update", session=update) == "invalid_value"
+    assert session.config.tools == []
+
+
 def test_items_can_be_created_retrieved_and_deleted(session: Session) -> None:
     item = {"id": "a", "type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hi"}]}
     assert sent(do(session, "conversation.item.create", item=item)) == [
