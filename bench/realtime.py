@@ -143,16 +143,17 @@ def _report(
         "within_limit": statistics.median(typed_ttft) <= limit,
         "keystroke_to_engine_ms": _split([_keystroke_parts(trace) for trace in keystrokes]),
         "send_to_first_token_ms": _split([_send_parts(answer) for answer in typed]),
-        "tool_result_to_next_token_ms": _split([part for answer in tools for part in _tool_parts(answer)]),
+        "tool_result_to_next_token_ms": _split([part for answer in tools if answer.token_times for part in _tool_parts(answer)]),
     }
 
 
 def _keystroke_parts(trace: dict[str, Any]) -> dict[str, float]:
-    """`engine` is the wait until a step takes the tokens up (a running step is finished first)."""
+    """`engine_wait` lasts until a step takes the tokens up (a running step is finished first)."""
     return {
         "web": trace["web_posted_at"] - trace["web_received_at"],
         "redis": trace["host_received_at"] - trace["web_posted_at"],
-        "host_and_engine_queue": max(0.0, trace["engine_started_at"] - trace["host_received_at"]),
+        "host": trace["engine_asked_at"] - trace["host_received_at"],
+        "engine_wait": max(0.0, trace["engine_started_at"] - trace["engine_asked_at"]),
         "engine_step": trace["engine_ended_at"] - trace["engine_started_at"],
     }
 
@@ -173,17 +174,19 @@ def _send_parts(answer: Answer) -> dict[str, float]:
 
 
 def _tool_parts(answer: Answer) -> list[dict[str, float]]:
-    """`engine[0]` is the call itself, so the n-th resume belongs to the generation after it."""
+    """`engine[0]` is the forced call itself; the generation after it goes on from the result."""
     parts = []
-    for resume, engine in zip(answer.trace["resumes"], answer.trace["engine"][1:], strict=False):
+    for resume, engine in zip(answer.trace["resumes"][:1], answer.trace["engine"][1:], strict=False):
         parts.append(
             {
-                "worker_to_host": resume["host_received_at"] - resume["worker_finished_at"],
+                "redis": resume["host_received_at"] - resume["worker_finished_at"],
                 "host": engine["asked_at"] - resume["host_received_at"],
                 "engine_finishes_step": engine["received_at"] - engine["asked_at"],
                 "engine_queue": engine["first_scheduled_at"] - engine["received_at"],
                 "engine_step": engine["first_token_at"] - engine["first_scheduled_at"],
                 "host_out": resume["host_token_at"] - engine["first_token_at"],
+                # Nothing is said before the forced call, so the first text is what follows its result.
+                "redis_and_web_out": answer.token_times[0] - resume["host_token_at"],
             }
         )
     return parts

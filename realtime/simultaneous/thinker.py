@@ -43,6 +43,7 @@ class Thinker:
         self._tail: tuple[int, int, list[int]] = (0, 0, [])
         self._latest: Arrival | None = None
         self._edit: Arrival | None = None
+        self._asked_at = 0.0
         self._prefilled = 0
         self._spans: list[tuple[str, float, float]] = []
 
@@ -110,6 +111,7 @@ class Thinker:
                 web_received_at=edit.received_at,
                 web_posted_at=edit.posted_at,
                 host_received_at=edit.handled_at,
+                engine_asked_at=self._asked_at,
                 engine_started_at=item.started_at,
                 engine_ended_at=item.ended_at,
             )
@@ -174,7 +176,8 @@ class Thinker:
         context.priority = "background"
         if context.sync(desired) == len(desired):
             return
-        self._edit = self._edit or self._latest
+        if self._edit is None:
+            self._edit, self._asked_at = self._latest, time.time()
         self._actor.context.record("typing")
 
     def _desired(self, config: SessionConfig, text: str) -> list[int]:
