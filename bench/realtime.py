@@ -143,7 +143,9 @@ def _report(
         "within_limit": statistics.median(typed_ttft) <= limit,
         "keystroke_to_engine_ms": _split([_keystroke_parts(trace) for trace in keystrokes]),
         "send_to_first_token_ms": _split([_send_parts(answer) for answer in typed]),
-        "tool_result_to_next_token_ms": _split([part for answer in tools if answer.token_times for part in _tool_parts(answer)]),
+        "tool_result_to_next_token_ms": _split(
+            [part for answer in tools if answer.token_times for part in _tool_parts(answer)]
+        ),
     }
 
 
