@@ -17,13 +17,22 @@ KvLocation = Literal["device", "none"]
 
 
 class Sampling(msgspec.Struct, frozen=True):
-    """How the next token is chosen. `temperature` 0 is greedy; random numbers depend on (seed, position) only."""
+    """How the next token is chosen. `temperature` 0 is greedy; random numbers depend on (seed, position) only.
+
+    `repetition_penalty` divides (or, below zero, multiplies) the logits of every token of the context so far;
+    `presence_penalty` and `frequency_penalty` are subtracted once, or once per occurrence, for generated tokens only.
+    `logit_bias` is added to the logits of the tokens it names. Grammars win over all of them.
+    """
 
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
     seed: int = 0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = {}
 
 
 class Grammar(msgspec.Struct, frozen=True):
@@ -38,20 +47,35 @@ class Grammar(msgspec.Struct, frozen=True):
 
 
 class GenerateParams(msgspec.Struct, frozen=True):
-    """`stop_token_ids` end the generation and are neither emitted nor kept in the context."""
+    """`stop_token_ids` end the generation and are neither emitted nor kept in the context.
+
+    `top_logprobs` asks for the log probability of each emitted token and of that many most likely ones (0 = only the
+    emitted token's; None = none). They are those of the model: before temperature, penalties, bias and grammar.
+
+    `draft` is a guess at the answer, e.g. one made from an earlier revision of the text. It is verified, never
+    believed: the tokens are the same with and without it. `speculate` allows guesses by prompt lookup as well.
+    """
 
     max_tokens: int
     sampling: Sampling = Sampling()
     stop_token_ids: list[int] = []
     grammar: Grammar | None = None
+    top_logprobs: int | None = None
+    draft: list[int] = []
+    speculate: bool = True
 
 
 # Commands: the eight verbs, opening, and priority. `context` and `generation` ids are chosen by the client.
 
 
 class Open(msgspec.Struct, tag="open"):
+    """A new, empty context of `Ready.models[model]`. Contexts of one `payer` (a session) share its allowance of
+    background tokens; forks inherit both."""
+
     context: int
     priority: Priority
+    model: int = 0
+    payer: int = 0
 
 
 class Append(msgspec.Struct, tag="append"):
@@ -118,28 +142,50 @@ Command = Open | Append | Generate | Cancel | Truncate | Fork | Hold | Resume | 
 # Outputs
 
 
-class Ready(msgspec.Struct, tag="ready"):
-    """First frame on a connection. `epoch` is new for every engine process: KV of another epoch is gone."""
+class ModelInfo(msgspec.Struct, frozen=True):
+    """One model of the engine and its KV pool. `weights` is bf16, fp32, int8 or q4; `runner` native or transformers."""
 
-    epoch: str
-    model: str
-    device: str
-    dtype: str
+    name: str
+    runner: str
+    weights: str
     max_context: int
     block_size: int
     kv_blocks: int
     bytes_per_token: int
 
 
+class Ready(msgspec.Struct, tag="ready"):
+    """First frame on a connection. `epoch` is new for every engine process: KV of another epoch is gone.
+
+    `models[0]` answers; a second one, where configured, thinks.
+    """
+
+    epoch: str
+    device: str
+    dtype: str
+    models: list[ModelInfo]
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Natural log probabilities of one emitted token and of the most likely tokens in its place, best first."""
+
+    chosen: float
+    top: list[tuple[int, float]]
+
+
 class Tokens(msgspec.Struct, tag="tokens"):
+    """`logprobs` has one entry per token, or is empty when none were asked for."""
+
     context: int
     generation: int
     tokens: list[int]
+    logprobs: list[TokenLogprobs] = []
 
 
 class Finished(msgspec.Struct, tag="finished"):
     """End of a generation. `cached_tokens` of the `prompt_tokens` were in KV when `generate` arrived;
-    `received_at`, `first_scheduled_at` and `first_token_at` are seconds (0.0 = never)."""
+    `received_at`, `first_scheduled_at` and `first_token_at` are seconds (0.0 = never). Of `drafted_tokens` guesses
+    `accepted_tokens` were right."""
 
     context: int
     generation: int
@@ -150,11 +196,13 @@ class Finished(msgspec.Struct, tag="finished"):
     received_at: float
     first_scheduled_at: float
     first_token_at: float
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 class Prefilled(msgspec.Struct, tag="prefilled"):
-    """After a step that prefilled this context: how many of its tokens are now in KV, how many it computed,
-    and when that step began and ended."""
+    """How many of a context's tokens are now in KV and how many of them a step that prefilled it computed (0: found
+    in the prefix cache), and when that step began and ended."""
 
     context: int
     kv_tokens: int
@@ -195,10 +243,15 @@ class Step(msgspec.Struct, tag="step"):
 
 
 class Stats(msgspec.Struct, tag="stats"):
-    """Twice a second, idle or not: a heartbeat with the gauges of the dashboard."""
+    """Twice a second, idle or not: a heartbeat with the gauges of the dashboard. Blocks and tokens over all models.
+
+    `blocks_free` includes `blocks_cached`: blocks that no context refers to, kept for their prefix until needed.
+    The counters (`steps` and below) grow for the life of the process.
+    """
 
     at: float
     blocks_free: int
+    blocks_cached: int
     blocks_running: int
     blocks_idle: int
     blocks_held: int
@@ -209,6 +262,10 @@ class Stats(msgspec.Struct, tag="stats"):
     step_seconds: float
     prefill_tokens: int
     decode_tokens: int
+    prefix_hit_tokens: int
+    drafted_tokens: int
+    accepted_tokens: int
+    preemptions: int
 
 
 Output = Ready | Step | Stats

@@ -13,12 +13,16 @@ from engine.context import BlockCopy
 
 @dataclass(frozen=True, slots=True)
 class SequenceInput:
-    """Tokens of one context at positions `start, start + 1, ...`; its KV lies in `blocks`, these tokens included."""
+    """Tokens of one context at positions `start, start + 1, ...`; its KV lies in `blocks`, these tokens included.
+
+    Logits are wanted after each of the last `logit_rows` tokens: 0 inside a prefill, 1 to sample, more to verify a
+    draft.
+    """
 
     tokens: Sequence[int]
     start: int
     blocks: Sequence[int]
-    wants_logits: bool
+    logit_rows: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +41,13 @@ class Runner(Protocol):
     bytes_per_token: int
     block_size: int
     kv_blocks: int
+    name: str
+    """`native` or `transformers`."""
+    weights: str
+    """`bf16`, `fp32`, `int8` or `q4`."""
 
     def run(self, batch: Batch) -> torch.Tensor:
-        """Writes the KV of all tokens; returns float32 logits `[rows, vocab_size]` after the last token of each
-        sequence that wants them, in order. Does not wait for the device."""
+        """Writes the KV of all tokens; returns float32 logits `[rows, vocab_size]`, the `logit_rows` of each sequence
+        in order (no rows: `[0, vocab_size]`). The tensor may be reused by the next call. Does not wait for the
+        device."""
         ...
