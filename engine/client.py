@@ -36,12 +36,13 @@ class EngineError(Exception):
 class Generation:
     """An async iterator of batches of new tokens; `finished` is set when it ends.
 
-    Raises `EngineError` if the engine refused, `EngineLost` if the connection died.
+    `logprobs` grows by one entry for every token handed out, if they were asked for. Raises `EngineError` if the engine refused, `EngineLost` if the connection died.
     """
 
     def __init__(self, generation_id: int) -> None:
         self.id = generation_id
         self.finished: m.Finished | None = None
+        self.logprobs: list[m.TokenLogprobs] = []
         self._batch: list[int] = []
         self._error: Exception | None = None
         self._changed = asyncio.Event()
@@ -61,8 +62,9 @@ class Generation:
             self._changed.clear()
             await self._changed.wait()
 
-    def _deliver(self, tokens: list[int]) -> None:
-        self._batch += tokens
+    def _deliver(self, item: m.Tokens) -> None:
+        self._batch += item.tokens
+        self.logprobs += item.logprobs
         self._changed.set()
 
     def _finish(self, finished: m.Finished) -> None:
@@ -82,8 +84,9 @@ class ContextHandle:
     refused an earlier command of this context.
     """
 
-    def __init__(self, client: EngineClient, context_id: int, priority: m.Priority) -> None:
+    def __init__(self, client: EngineClient, context_id: int, priority: m.Priority, model: int) -> None:
         self.id = context_id
+        self.model = model
         self.tokens: list[int] = []
         self.kv_tokens = 0
         self.held = False
@@ -154,7 +157,7 @@ class ContextHandle:
     def fork(self, priority: m.Priority) -> ContextHandle:
         """A new context with the tokens that this one has here; shares their KV."""
         self._check()
-        child = self._client._new_context(priority)
+        child = self._client._new_context(priority, self.model)
         self._send(m.Fork(self.id, child.id, priority))
         child.tokens = list(self.tokens)
         child.kv_tokens = self.kv_tokens
@@ -199,7 +202,7 @@ class ContextHandle:
         self._check()
         if self._generation is not None:
             raise EngineError("invalid_value", "the context is generating")
-        length, limit = len(self.tokens) + len(tokens), self._client.ready.max_context
+        length, limit = len(self.tokens) + len(tokens), self._client.ready.models[self.model].max_context
         if length > limit:
             raise EngineError("context_length_exceeded", f"{length} tokens; the limit is {limit}")
 
@@ -276,11 +279,13 @@ class EngineClient:
             raise EngineLost(f"no engine at {path}: {error or 'time-out'}") from error
         return cls(reader, writer, ready, silence_limit)
 
-    def open(self, priority: m.Priority) -> ContextHandle:
-        """A new, empty context. Raises `EngineLost`."""
+    def open(self, priority: m.Priority, *, model: int = 0, payer: int = 0) -> ContextHandle:
+        """A new, empty context of `ready.models[model]`; background tokens count against `payer`. Raises `EngineLost`."""
         self._check()
-        handle = self._new_context(priority)
-        self._send(m.Open(handle.id, priority))
+        if not 0 <= model < len(self.ready.models):
+            raise EngineError("invalid_value", f"there is no model {model}")
+        handle = self._new_context(priority, model)
+        self._send(m.Open(handle.id, priority, model, payer))
         return handle
 
     async def aclose(self) -> None:
@@ -296,8 +301,8 @@ class EngineClient:
         if self.lost.is_set():
             raise EngineLost("the engine is gone")
 
-    def _new_context(self, priority: m.Priority) -> ContextHandle:
-        handle = ContextHandle(self, next(self._context_ids), priority)
+    def _new_context(self, priority: m.Priority, model: int) -> ContextHandle:
+        handle = ContextHandle(self, next(self._context_ids), priority, model)
         self._contexts[handle.id] = handle
         return handle
 
@@ -357,7 +362,7 @@ class EngineClient:
         generation_id = getattr(item, "generation", 0)
         generation = self._generations.get(generation_id)
         if isinstance(item, m.Tokens) and generation and handle and handle.generation is generation:
-            generation._deliver(item.tokens)
+            generation._deliver(item)
         if handle is not None:
             handle._take(item)
         if isinstance(item, m.Finished | m.Failed):

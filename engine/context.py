@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from engine.kv.blocks import BlockPool
+from engine.kv.prefix import ROOT
 from engine.messages import GenerateParams, Priority
 
 if TYPE_CHECKING:
@@ -14,12 +15,18 @@ if TYPE_CHECKING:
 
 State = Literal["idle", "running", "held"]
 BlockCopy = tuple[int, int]
-"""(source block, destination block), to be done before the next write to the pool."""
+"""(source block, destination block), to be done in order and before the next write to the pool: a later copy may have
+the source of an earlier one as its destination."""
 
 
 @dataclass(slots=True, eq=False)
 class Generation:
-    """One `generate` in progress. Times are `time.time()` seconds, 0.0 = not yet."""
+    """One `generate` in progress. Times are `time.time()` seconds, 0.0 = not yet.
+
+    `ready` is False while its grammar is compiled: until then the last token is not computed, so nothing is sampled.
+    `proposal` is guessed continuation to be verified in the next step; `drafted_tokens` counts all tokens so proposed,
+    `accepted_tokens` those that came true.
+    """
 
     id: int
     params: GenerateParams
@@ -29,7 +36,11 @@ class Generation:
     cached_tokens: int
     received_at: float
     matcher: Matcher | None = None
+    ready: bool = True
+    proposal: list[int] = field(default_factory=list)
     output_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
     first_scheduled_at: float = 0.0
     first_token_at: float = 0.0
 
@@ -39,7 +50,11 @@ class Context:
     """Tokens are always kept, so its KV may be dropped at any time: that means recompute, never loss.
 
     `arrival` orders work inside a priority class; it is stamped when work comes to a context without any, and
-    kept over hold and resume. `last_used` is a step number.
+    kept over hold and resume. `last_used` is a step number. `model` is an index, `payer` whose allowance is used.
+
+    `kv_length` tokens have their KV in the first `blocks`; whoever computes more raises it and calls `seal`. Then every
+    full block is keyed (see `engine.kv.prefix`) and every block further on belongs to this context alone, unless the
+    last one is partly used and shared.
     """
 
     id: int
@@ -53,24 +68,28 @@ class Context:
     wants_prefill: bool = False
     generation: Generation | None = None
     last_used: int = 0
+    model: int = 0
+    payer: int = 0
 
     @property
     def state(self) -> State:
         """`held` also while tokens appended during the hold are being prefilled."""
         if self.held:
             return "held"
-        return "running" if self.pending else "idle"
+        return "running" if self.generation is not None or self.pending else "idle"
 
     @property
     def pending(self) -> int:
-        """Tokens that wait to be computed."""
-        wanted = self.generation is not None or self.wants_prefill
-        return len(self.tokens) - self.kv_length if wanted else 0
+        """Tokens that wait to be computed and can be."""
+        if self.generation is not None:
+            return len(self.tokens) - self.kv_length - (not self.generation.ready)
+        return len(self.tokens) - self.kv_length if self.wants_prefill else 0
 
     @property
     def is_decoding(self) -> bool:
         """Whether only the token sampled last is left to compute."""
-        return self.generation is not None and self.generation.output_tokens > 0 and self.pending == 1
+        generation = self.generation
+        return generation is not None and generation.output_tokens > 0 and self.pending == 1
 
     def append(self, tokens: Sequence[int]) -> None:
         self.tokens.extend(tokens)
@@ -84,39 +103,98 @@ class Context:
 
     def fork(self, child_id: int, priority: Priority) -> Context:
         """A new idle context with the same tokens that shares this one's blocks until one of them writes."""
+        # A full block is keyed before it is shared, or two contexts could key what follows it differently.
+        self.seal()
         child = Context(child_id, self.pool, priority, self.arrival, list(self.tokens), self.kv_length)
-        child.blocks = list(self.blocks[: self._blocks_for(self.kv_length)])
-        child.last_used = self.last_used
+        child.blocks = self.blocks[: self._blocks_for(self.kv_length)]
+        child.last_used, child.model, child.payer = self.last_used, self.model, self.payer
         self.pool.share(child.blocks)
         return child
+
+    def match_prefix(self) -> int:
+        """Takes over KV of the same tokens that others have computed; returns how many tokens that gains.
+
+        While a generation waits, its last token is left, because the logits after it have to be computed. A match may
+        end inside a block, which then is copied before the next write to it. Not for a context whose blocks are
+        reserved for a step in progress.
+        """
+        limit = len(self.tokens) - (self.generation is not None)
+        if self.kv_length >= limit:
+            return 0
+        self.seal()
+        prefix, size = self.pool.prefix, self.pool.block_size
+        kept = self.kv_length // size
+        parent = prefix.uid(self.blocks[kept - 1]) if kept else ROOT
+        found: list[int] = []
+        length = kept * size
+        while length < limit:
+            tokens = tuple(self.tokens[length : min(length + size, limit)])
+            block, common = prefix.longest(parent, tokens)
+            if not common:
+                break
+            found.append(block)
+            length += common
+            if common < size:
+                break
+            parent = prefix.uid(block)
+        gained = length - self.kv_length
+        if gained <= 0:
+            return 0
+        self.pool.share(found)
+        self.pool.release(self.blocks[kept:])
+        self.blocks[kept:] = found
+        self.kv_length = length
+        self.wants_prefill = self.wants_prefill and length < len(self.tokens)
+        return gained
+
+    def seal(self) -> None:
+        """Keys the full blocks computed since the last call, so that others can share them; where another context has
+        computed the same, this one switches to its block. `kv_length` must count only tokens whose KV was written."""
+        prefix, size = self.pool.prefix, self.pool.block_size
+        full = first = self.kv_length // size
+        while first and not prefix.uid(self.blocks[first - 1]):
+            first -= 1
+        for i in range(first, full):
+            parent = prefix.uid(self.blocks[i - 1]) if i else ROOT
+            self.blocks[i] = self.pool.seal(self.blocks[i], parent, tuple(self.tokens[i * size : (i + 1) * size]))
 
     def shrink_kv(self, length: int) -> None:
         """Keeps the KV of at most the first `length` tokens and gives back blocks that hold no others."""
         self.kv_length = min(self.kv_length, length)
-        kept = self._blocks_for(self.kv_length)
-        self.pool.release(self.blocks[kept:])
-        del self.blocks[kept:]
+        self.trim()
+
+    def trim(self) -> None:
+        """Gives back blocks that were reserved for tokens that did not come."""
+        used = self._blocks_for(self.kv_length)
+        if used < len(self.blocks):
+            self.pool.release(self.blocks[used:])
+            del self.blocks[used:]
 
     def blocks_needed(self, count: int) -> int:
         """How many free blocks `reserve(count)` takes."""
-        growth = self._blocks_for(self.kv_length + count) - len(self.blocks)
-        return max(growth, 0) + self._must_copy_tail()
+        growth = self._growth(count)
+        return growth + self._copies_tail(growth)
 
     def reserve(self, count: int) -> list[BlockCopy]:
-        """Makes room for the KV of the next `count` tokens, with the tail block owned by this context alone.
+        """Makes room for the KV of the next `count` tokens, in blocks that this context may write to.
 
-        Raises `OutOfBlocks` and changes nothing when the pool has fewer than `blocks_needed(count)` free blocks.
+        Fewer may come: the room stays until they do, `trim` or `shrink_kv`. Raises `OutOfBlocks` and changes nothing
+        when the pool has fewer than `blocks_needed(count)` free blocks.
         """
-        needed = self.blocks_needed(count)
-        if not needed:
+        growth = self._growth(count)
+        index, inside = divmod(self.kv_length, self.pool.block_size)
+        if not growth and (not inside or self.pool.is_writable(self.blocks[index])):
             return []
         copies: list[BlockCopy] = []
-        tail = self.blocks[-1] if self.blocks else None
-        fresh = self.pool.allocate(needed, after=tail)
-        if self._must_copy_tail():
-            shared = self.blocks.pop()
-            copies.append((shared, fresh[0]))
-            self.pool.release([shared])
+        copied = self._copies_tail(growth)
+        fresh = self.pool.allocate(growth + copied, after=self.blocks[-1] if self.blocks else None)
+        if copied:
+            source, target = self.blocks[index], fresh.pop(0)
+            copies.append((source, target))
+            self.blocks[index] = target
+            self.pool.release([source])
+        elif inside and self.pool.prefix.uid(self.blocks[index]):
+            self.pool.prefix.remove(self.blocks[index])
         self.blocks.extend(fresh)
         return copies
 
@@ -124,13 +202,33 @@ class Context:
         """Gives all blocks back; returns how many tokens were in KV."""
         dropped = self.kv_length
         self.shrink_kv(0)
-        self.pool.release(self.blocks)
-        self.blocks.clear()
         return dropped
 
-    def _must_copy_tail(self) -> bool:
-        partial = self.kv_length % self.pool.block_size != 0
-        return partial and self.pool.is_shared(self.blocks[self.kv_length // self.pool.block_size])
+    def check_integrity(self) -> None:
+        """Asserts that lengths fit and that keyed blocks hold this context's tokens."""
+        prefix, size = self.pool.prefix, self.pool.block_size
+        assert self.kv_length <= len(self.tokens) - (self.generation is not None), "KV of no token"
+        assert len(self.blocks) >= self._blocks_for(self.kv_length), "KV outside of the blocks"
+        parent = ROOT
+        for i, block in enumerate(self.blocks):
+            key = prefix.key(block)
+            known = self.tokens[i * size : min((i + 1) * size, self.kv_length)]
+            if key is not None:
+                assert i == 0 or parent, "a keyed block follows one without a key"
+                assert key[0] == parent, "a keyed block follows another block than its key says"
+                assert list(key[1][: len(known)]) == known, "a keyed block holds other tokens"
+            parent = prefix.uid(block)
+
+    def _growth(self, count: int) -> int:
+        return max(self._blocks_for(self.kv_length + count) - len(self.blocks), 0)
+
+    def _copies_tail(self, growth: int) -> bool:
+        """Whether the next token must go to a copy of its block. A keyed block of this context alone loses its key
+        instead when there is no block to copy it to: a context as large as the pool has to work."""
+        index, inside = divmod(self.kv_length, self.pool.block_size)
+        if not inside or self.pool.is_writable(self.blocks[index]):
+            return False
+        return self.pool.is_shared(self.blocks[index]) or self.pool.free_count > growth
 
     def _blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.pool.block_size)

@@ -126,10 +126,9 @@ class EngineServer:
 
     def _turn(self) -> None:
         """Reads, steps and writes once."""
-        timeout = 0.0 if self._core.has_work else _STATS_INTERVAL_S
         try:
-            self._exchange(timeout)
-            if self._core.has_work:
+            self._exchange(min(self._core.wait_seconds(), _STATS_INTERVAL_S))
+            if self._core.wait_seconds() == 0:
                 started = time.time()
                 items = self._core.step()
                 if items and self._host is not None:

@@ -1,103 +1,23 @@
-"""Block accounting under every order of appends, truncates, forks and discards."""
+"""Handing out, sharing, caching and evicting blocks."""
 
 from __future__ import annotations
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
-from engine.context import Context
 from engine.kv.blocks import BlockPool, OutOfBlocks
+from engine.kv.prefix import ROOT
 
-BLOCKS = 24
 SIZE = 4
 
 
-class Accounting(RuleBasedStateMachine):
-    """Contexts write owner marks into a model of the pool; nobody may ever see another's marks."""
-
-    contexts = Bundle("contexts")
-
-    @initialize()
-    def start(self) -> None:
-        self.pool = BlockPool(BLOCKS, SIZE)
-        self.slots: list[int | None] = [None] * (BLOCKS * SIZE)
-        self.alive: list[Context] = []
-        self.mark = 0
-
-    @rule(target=contexts)
-    def open(self) -> Context:
-        context = Context(len(self.alive), self.pool, "foreground")
-        self.alive.append(context)
-        return context
-
-    @rule(context=contexts, count=st.integers(1, 14))
-    def append_and_compute(self, context: Context, count: int) -> None:
-        marks = list(range(self.mark, self.mark + count))
-        self.mark += count
-        needed, free = context.blocks_needed(count), self.pool.free_count
-        before = (list(context.blocks), context.kv_length)
-        if context.kv_length < len(context.tokens):
-            return
-        try:
-            copies = context.reserve(count)
-        except OutOfBlocks:
-            assert needed > free
-            assert (context.blocks, context.kv_length) == before
-            return
-        assert self.pool.free_count == free - needed
-        for source, target in copies:
-            self.slots[target * SIZE : (target + 1) * SIZE] = self.slots[source * SIZE : (source + 1) * SIZE]
-        for i, mark in enumerate(marks, start=context.kv_length):
-            self.slots[context.blocks[i // SIZE] * SIZE + i % SIZE] = mark
-        context.tokens.extend(marks)
-        context.kv_length += count
-
-    @rule(context=contexts, share=st.floats(0, 1))
-    def truncate(self, context: Context, share: float) -> None:
-        context.truncate(int(len(context.tokens) * share))
-
-    @rule(context=contexts)
-    def recompute_last(self, context: Context) -> None:
-        if context.kv_length and context.kv_length == len(context.tokens):
-            last = context.tokens[-1]
-            context.shrink_kv(context.kv_length - 1)
-            if context.blocks_needed(1) <= self.pool.free_count:
-                del context.tokens[-1]
-                self.mark, kept = last, self.mark
-                self.append_and_compute(context, 1)
-                self.mark = kept
-
-    @rule(target=contexts, context=contexts)
-    def fork(self, context: Context) -> Context:
-        child = context.fork(len(self.alive), "background")
-        self.alive.append(child)
-        return child
-
-    @rule(context=contexts)
-    def discard(self, context: Context) -> None:
-        context.drop_kv()
-        del context.tokens[:]
-
-    @rule(context=consumes(contexts))
-    def close(self, context: Context) -> None:
-        context.drop_kv()
-        self.alive.remove(context)
-
-    @invariant()
-    def every_block_is_accounted_for(self) -> None:
-        self.pool.check_integrity([context.blocks for context in self.alive])
-
-    @invariant()
-    def every_context_sees_its_own_tokens(self) -> None:
-        for context in self.alive:
-            seen = [self.slots[context.blocks[i // SIZE] * SIZE + i % SIZE] for i in range(context.kv_length)]
-            assert seen == context.tokens[: context.kv_length]
-
-
-Accounting.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
-TestAccounting = Accounting.TestCase
+def sealed(pool: BlockPool, count: int, text: int) -> list[int]:
+    """A context's `count` blocks, all keyed; contexts of different `text` have nothing in common."""
+    blocks = pool.allocate(count)
+    parent = ROOT
+    for block in blocks:
+        assert pool.seal(block, parent, (text,) * SIZE) == block
+        parent = pool.prefix.uid(block)
+    return blocks
 
 
 def test_a_growing_context_stays_one_run_beside_others() -> None:
@@ -117,12 +37,90 @@ def test_a_new_run_is_placed_where_all_of_it_fits() -> None:
     assert blocks == list(range(blocks[0], blocks[0] + 11))
 
 
+def test_a_run_of_evicted_blocks_is_in_order() -> None:
+    pool = BlockPool(8, SIZE)
+    pool.release(sealed(pool, 8, 1))
+    assert pool.allocate(5) == [3, 4, 5, 6, 7]
+
+
 def test_too_many_blocks_are_refused_whole() -> None:
     pool = BlockPool(4, SIZE)
     held = pool.allocate(2)
     with pytest.raises(OutOfBlocks):
         pool.allocate(3)
     pool.check_integrity([held])
+
+
+def test_a_released_block_is_cached_only_with_a_key() -> None:
+    pool = BlockPool(8, SIZE)
+    keyed, plain = sealed(pool, 2, 1), pool.allocate(3)
+    pool.release(keyed)
+    pool.release(plain)
+    assert (pool.free_count, pool.cached_count) == (8, 2)
+    pool.check_integrity([])
+
+
+def test_free_blocks_are_used_before_cached_ones() -> None:
+    pool = BlockPool(8, SIZE)
+    cached = sealed(pool, 3, 1)
+    pool.release(cached)
+    assert not set(pool.allocate(5)) & set(cached)
+    assert pool.cached_count == 3
+
+
+def test_the_longest_unused_is_evicted_first_and_from_its_end() -> None:
+    pool = BlockPool(6, SIZE)
+    old, new = sealed(pool, 3, 1), sealed(pool, 3, 2)
+    pool.release(new)
+    pool.release(old)
+    order = [pool.allocate(1)[0] for _ in range(6)]
+    assert order == [*reversed(new), *reversed(old)]
+    pool.check_integrity([order])
+
+
+def test_a_cached_block_that_is_used_again_becomes_the_last_to_go() -> None:
+    pool = BlockPool(2, SIZE)
+    first, second = sealed(pool, 1, 1), sealed(pool, 1, 2)
+    pool.release(first)
+    pool.release(second)
+    pool.share(first)
+    pool.release(first)
+    assert pool.allocate(1) == second
+
+
+def test_eviction_never_takes_a_block_that_is_held() -> None:
+    pool = BlockPool(6, SIZE)
+    kept, dropped = sealed(pool, 3, 1), sealed(pool, 3, 2)
+    pool.release(dropped)
+    taken = pool.allocate(3)
+    assert sorted(taken) == sorted(dropped)
+    with pytest.raises(OutOfBlocks):
+        pool.allocate(1)
+    pool.check_integrity([kept, taken])
+
+
+def test_an_evicted_block_has_lost_its_key() -> None:
+    pool = BlockPool(1, SIZE)
+    pool.release(sealed(pool, 1, 1))
+    assert pool.prefix.find(ROOT, (1,) * SIZE) == 0
+    assert pool.is_writable(pool.allocate(1)[0])
+    assert pool.prefix.find(ROOT, (1,) * SIZE) is None
+
+
+def test_a_second_copy_of_a_text_is_given_back() -> None:
+    pool = BlockPool(4, SIZE)
+    first = sealed(pool, 1, 1)
+    [copy] = pool.allocate(1)
+    assert pool.seal(copy, ROOT, (1,) * SIZE) == first[0]
+    pool.check_integrity([first, first])
+    assert (pool.free_count, pool.cached_count) == (3, 0)
+
+
+def test_neither_shared_nor_keyed_blocks_may_be_written() -> None:
+    pool = BlockPool(4, SIZE)
+    shared, keyed, own = pool.allocate(1), sealed(pool, 1, 1), pool.allocate(1)
+    pool.share(shared)
+    assert [pool.is_writable(block) for block in (*shared, *keyed, *own)] == [False, False, True]
 
 
 def test_a_leak_is_found() -> None:
@@ -132,6 +130,8 @@ def test_a_leak_is_found() -> None:
         pool.check_integrity([])
 
 
-def test_releasing_a_free_block_is_an_error() -> None:
+def test_releasing_or_sharing_a_free_block_is_an_error() -> None:
     with pytest.raises(AssertionError):
         BlockPool(4, SIZE).release([0])
+    with pytest.raises(AssertionError):
+        BlockPool(4, SIZE).share([0])

@@ -8,7 +8,8 @@ import pytest
 from engine import messages as m
 from engine.client import EngineClient, EngineError
 
-READY = m.Ready("epoch", "model", "cpu", "float32", 64, 16, 8, 4)
+MODEL = m.ModelInfo("model", "transformers", "fp32", 64, 16, 8, 4)
+READY = m.Ready("epoch", "cpu", "float32", [MODEL])
 LIMIT_S = 30.0
 
 

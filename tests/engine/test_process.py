@@ -121,8 +121,9 @@ async def test_generates_like_transformers_and_mirrors_the_tokens(client: Engine
 
 async def test_ready_describes_the_engine(client: EngineClient) -> None:
     ready = client.ready
-    assert (ready.dtype, ready.max_context, ready.block_size, ready.kv_blocks) == ("float32", 512, 16, 128)
-    assert ready.bytes_per_token == 2 * 2 * 2 * 8 * 4
+    (model,) = ready.models
+    assert (ready.dtype, model.max_context, model.block_size, model.kv_blocks) == ("float32", 512, 16, 128)
+    assert model.bytes_per_token == 2 * 2 * 2 * 8 * 4
     assert ready.epoch
 
 
