@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
-from engine.context import Context, Generation
+from engine.context import Context
+from engine.generation import Generation
 from engine.kv.blocks import BlockPool, OutOfBlocks
 from engine.kv.prefix import ROOT
 from engine.messages import GenerateParams
+from engine.model.grammar import PendingMatcher
 
 BLOCKS = 16
 SIZE = 4
@@ -128,7 +131,7 @@ def generation(context: Context, proposal: Sequence[int] = (), ready: bool = Tru
     """Starts to generate in `context`."""
     length = len(context.tokens)
     context.generation = Generation(1, GenerateParams(99), 99, frozenset(), length, 0, 0.0)
-    context.generation.ready = ready
+    context.generation.compiling = None if ready else PendingMatcher(Future())
     context.generation.proposal = list(proposal)
     context.wants_prefill = False
     context.shrink_kv(length - 1)
@@ -168,7 +171,7 @@ class Accounting(RuleBasedStateMachine):
             generation(context, proposal, ready)
         elif context.generation is not None:
             context.generation.proposal = proposal
-            context.generation.ready = True
+            context.generation.compiling = None
 
     @rule(context=contexts)
     def cancel(self, context: Context) -> None:
@@ -488,7 +491,7 @@ def test_the_last_token_waits_for_the_grammar() -> None:
     assert context.pending == 4
     memory.step([context])
     assert (context.pending, context.state) == (0, "running")
-    pending.ready = True
+    pending.compiling = None
     assert context.pending == 1
     assert not context.is_decoding
 
@@ -497,8 +500,9 @@ def test_only_the_token_sampled_last_makes_a_decode() -> None:
     memory = Memory()
     context = memory.open([1, 2])
     generation(context)
-    assert not context.is_decoding
+    seen = [context.is_decoding]
     memory.step([context])
-    assert context.is_decoding
+    seen.append(context.is_decoding)
     context.drop_kv()
-    assert not context.is_decoding
+    seen.append(context.is_decoding)
+    assert seen == [False, True, False]
