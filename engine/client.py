@@ -36,7 +36,8 @@ class EngineError(Exception):
 class Generation:
     """An async iterator of batches of new tokens; `finished` is set when it ends.
 
-    `logprobs` grows by one entry for every token handed out, if they were asked for. Raises `EngineError` if the engine refused, `EngineLost` if the connection died.
+    `logprobs` grows by one entry for every token handed out, if they were asked for. Raises `EngineError` if the engine
+    refused, `EngineLost` if the connection died.
     """
 
     def __init__(self, generation_id: int) -> None:
@@ -280,7 +281,10 @@ class EngineClient:
         return cls(reader, writer, ready, silence_limit)
 
     def open(self, priority: m.Priority, *, model: int = 0, payer: int = 0) -> ContextHandle:
-        """A new, empty context of `ready.models[model]`; background tokens count against `payer`. Raises `EngineLost`."""
+        """A new, empty context of `ready.models[model]`, whose background tokens count against `payer`.
+
+        Raises `EngineLost`, and `EngineError` when there is no such model.
+        """
         self._check()
         if not 0 <= model < len(self.ready.models):
             raise EngineError("invalid_value", f"there is no model {model}")

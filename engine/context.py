@@ -4,45 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from engine.generation import Generation
 from engine.kv.blocks import BlockPool
 from engine.kv.prefix import ROOT
-from engine.messages import GenerateParams, Priority
-
-if TYPE_CHECKING:
-    from engine.model.grammar import Matcher
+from engine.messages import Priority
 
 State = Literal["idle", "running", "held"]
 BlockCopy = tuple[int, int]
 """(source block, destination block), to be done in order and before the next write to the pool: a later copy may have
 the source of an earlier one as its destination."""
-
-
-@dataclass(slots=True, eq=False)
-class Generation:
-    """One `generate` in progress. Times are `time.time()` seconds, 0.0 = not yet.
-
-    `ready` is False while its grammar is compiled: until then the last token is not computed, so nothing is sampled.
-    `proposal` is guessed continuation to be verified in the next step; `drafted_tokens` counts all tokens so proposed,
-    `accepted_tokens` those that came true.
-    """
-
-    id: int
-    params: GenerateParams
-    max_tokens: int
-    stop_token_ids: frozenset[int]
-    prompt_tokens: int
-    cached_tokens: int
-    received_at: float
-    matcher: Matcher | None = None
-    ready: bool = True
-    proposal: list[int] = field(default_factory=list)
-    output_tokens: int = 0
-    drafted_tokens: int = 0
-    accepted_tokens: int = 0
-    first_scheduled_at: float = 0.0
-    first_token_at: float = 0.0
 
 
 @dataclass(slots=True, eq=False)

@@ -1,8 +1,8 @@
-"""The engine: commands in, one synchronous step at a time, items out.
+"""The engine: commands in, one step at a time, items out.
 
-`apply` changes contexts at once, so a cancel or an edit takes effect before the next step; `step` schedules, runs,
-samples and emits. A refused command changes nothing; a fault inside a step costs the work of that step its KV and its
-generations, and nothing else.
+`apply` changes contexts at once, so a cancel or an edit takes effect before the next step is planned; `step` plans,
+computes, keeps and emits. A refused command changes nothing; a fault inside a step costs the work of that step its KV
+and its generations, and nothing else.
 """
 
 from __future__ import annotations
@@ -10,55 +10,82 @@ from __future__ import annotations
 import math
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from engine import messages as m
-from engine.context import Context, Generation
-from engine.kv.blocks import BlockPool
-from engine.model.batch import Batch, Runner, SequenceInput
-from engine.model.grammar import GrammarCompiler, GrammarError
-from engine.model.sampler import SampleRow, sample
+from engine.admission import Admission, Overloaded
+from engine.context import Context
+from engine.generation import Generation
+from engine.model.grammar import GrammarError, PendingMatcher, TooManyGrammars
+from engine.model.sampler import Sampled, SampledToken, TokenCounts, verify
 from engine.scheduler import Plan, Scheduler, Work
+from engine.served_model import ServedModel
+from engine.speculation import Proposer
+from engine.validation import Refused, check_params, check_tokens
+
+_COMPILING_POLL_S = 0.002
 
 
-class Refused(Exception):
-    """A command that cannot be obeyed; becomes a `Failed` item."""
+@dataclass(slots=True)
+class Counters:
+    """Grow for the life of the process; see `messages.Stats`."""
 
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code
+    steps: int = 0
+    step_seconds: float = 0.0
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    prefix_hit_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    preemptions: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Work of one model that has been given to the device, and the generations that it samples for."""
+
+    model: int
+    work: list[Work]
+    generations: list[Generation | None]
+    sampled: Sampled | None
+    started: float
 
 
 class EngineCore:
-    """All contexts, their KV and the model. Not thread-safe; owned by the step loop."""
+    """All contexts of all models. Not thread-safe; owned by the step loop.
+
+    `run_ahead`: a step of plain decodes is followed by the next one before its tokens are read, so that the host works
+    while the device does.
+    """
 
     def __init__(
         self,
-        runner: Runner,
+        models: Sequence[ServedModel],
+        scheduler: Scheduler,
+        admission: Admission,
         *,
-        step_tokens: int,
-        background_step_tokens: int,
-        max_contexts: int,
-        grammars: GrammarCompiler | None = None,
+        speculate: bool = True,
+        run_ahead: bool = False,
         clock: Callable[[], float] = time.time,
         log: Callable[[str], None] = lambda line: None,
     ) -> None:
-        self.max_context = min(runner.max_positions, runner.kv_blocks * runner.block_size)
-        self._runner = runner
-        self._pool = BlockPool(runner.kv_blocks, runner.block_size)
-        self._scheduler = Scheduler(self._pool, step_tokens, background_step_tokens)
-        self._max_contexts = max_contexts
-        self._grammars = grammars
+        self.models = list(models)
+        self.counters = Counters()
+        self._scheduler = scheduler
+        self._admission = admission
+        self._speculate = speculate
+        self._run_ahead = run_ahead
         self._clock = clock
         self._log = log
         self._contexts: dict[int, Context] = {}
+        # Those with pending work or a grammar to wait for: idle contexts cost a step nothing.
+        self._active: dict[int, Context] = {}
+        self._compiling: dict[int, Context] = {}
+        self._ahead: list[Launch] = []
         self._items: list[m.Item] = []
         self._arrivals = 0
-        self._steps = 0
-        self._step_seconds = 0.0
-        self._prefill_tokens = 0
-        self._decode_tokens = 0
 
     # Commands
 
@@ -67,25 +94,32 @@ class EngineCore:
         try:
             self._obey(command)
         except Refused as refusal:
-            generation = command.generation if isinstance(command, m.Generate | m.Resume) else 0
-            self._items.append(m.Failed(command.context, generation, refusal.code, str(refusal)))
+            self._refuse(command, refusal.code, str(refusal))
+        except Overloaded as full:
+            self._refuse(command, "engine_overloaded", str(full))
         except Exception:
             # A bug in one verb must not take every other context down with it.
             self._log("command failed:\n" + traceback.format_exc())
             self._items.append(m.Failed(command.context, 0, "invalid_value", "the engine could not obey"))
+        self._track(command.context)
 
     def close_all(self) -> None:
         """Closes every context and forgets what has not been emitted: the connection they belonged to is gone."""
         for context in self._contexts.values():
+            context.generation = None
             context.drop_kv()
-        self._contexts.clear()
+        for contexts in (self._contexts, self._active, self._compiling):
+            contexts.clear()
         self._items.clear()
+
+    def _refuse(self, command: m.Command, code: str, message: str) -> None:
+        generation = command.generation if isinstance(command, m.Generate | m.Resume) else 0
+        self._items.append(m.Failed(command.context, generation, code, message))
 
     def _obey(self, command: m.Command) -> None:
         match command:
-            case m.Open(context=context_id, priority=priority):
-                self._check_new(context_id)
-                self._contexts[context_id] = Context(context_id, self._pool, priority)
+            case m.Open():
+                self._open(command)
             case m.Append(tokens=tokens):
                 context = self._find(command.context)
                 self._check_append(context, tokens)
@@ -118,25 +152,40 @@ class EngineCore:
             raise Refused("invalid_value", f"there is no context {context_id}")
         return context
 
+    def _track(self, context_id: int) -> None:
+        context = self._contexts.get(context_id)
+        if context is not None and context.pending:
+            self._active[context_id] = context
+        else:
+            self._active.pop(context_id, None)
+
     def _check_new(self, context_id: int) -> None:
         if context_id in self._contexts:
             raise Refused("invalid_value", f"context {context_id} exists")
-        if len(self._contexts) >= self._max_contexts:
-            raise Refused("engine_overloaded", f"all {self._max_contexts} contexts are in use")
+        self._admission.check_open(len(self._contexts))
 
-    def _check_append(self, context: Context, tokens: Sequence[int]) -> None:
+    def _open(self, command: m.Open) -> None:
+        self._check_new(command.context)
+        if not 0 <= command.model < len(self.models):
+            raise Refused("invalid_value", f"there is no model {command.model}")
+        pool = self.models[command.model].pool
+        context = Context(command.context, pool, command.priority, model=command.model, payer=command.payer)
+        self._contexts[command.context] = context
+
+    def _check_append(self, context: Context, tokens: list[int]) -> None:
         if context.generation is not None:
             raise Refused("invalid_value", "the context is generating")
-        if tokens and not (min(tokens) >= 0 and max(tokens) < self._runner.vocab_size):
-            raise Refused("invalid_value", f"token ids must be from 0 to {self._runner.vocab_size - 1}")
+        model = self.models[context.model]
+        check_tokens(tokens, model.runner.vocab_size)
         length = len(context.tokens) + len(tokens)
-        if length > self.max_context:
-            raise Refused("context_length_exceeded", f"{length} tokens; the limit is {self.max_context}")
+        if length > model.max_context:
+            raise Refused("context_length_exceeded", f"{length} tokens; the limit is {model.max_context}")
 
     def _append(self, context: Context, tokens: Sequence[int]) -> None:
         if tokens:
             self._stamp_arrival(context)
             context.append(tokens)
+            self._match_prefix(context)
 
     def _stamp_arrival(self, context: Context) -> None:
         """New work of a context that has none queues up behind all others; a held one keeps its place."""
@@ -144,43 +193,79 @@ class EngineCore:
             self._arrivals += 1
             context.arrival = self._arrivals
 
-    def _generate(
-        self, context: Context, generation_id: int, params: m.GenerateParams, appended: Sequence[int]
-    ) -> None:
+    def _match_prefix(self, context: Context) -> None:
+        """Takes over KV that another context has computed for the same tokens."""
+        gained = context.match_prefix()
+        if not gained:
+            return
+        self.counters.prefix_hit_tokens += gained
+        if context.generation is not None:
+            context.generation.cached_tokens += gained
+        now = self._clock()
+        self._items.append(m.Prefilled(context.id, context.kv_length, 0, now, now))
+
+    def _generate(self, context: Context, generation_id: int, params: m.GenerateParams, appended: list[int]) -> None:
         """Appends and starts generating, or is refused as a whole."""
+        model = self.models[context.model]
         self._check_append(context, appended)
-        _check_params(params)
+        check_params(params, model.runner.vocab_size)
         length = len(context.tokens) + len(appended)
         if not length:
             raise Refused("invalid_value", "the context is empty")
-        room = self.max_context - length
+        room = model.max_context - length
         if room < 1:
-            raise Refused("context_length_exceeded", f"no room to generate: {length} of {self.max_context} tokens")
-        matcher = None
-        stops = params.stop_token_ids
-        if params.grammar is not None:
-            if self._grammars is None:
-                raise Refused("invalid_value", "this model has no tokenizer, so no grammar can be used")
-            try:
-                matcher = self._grammars.matcher(params.grammar, stops)
-            except GrammarError as error:
-                raise Refused("invalid_value", str(error)) from error
-            stops = self._grammars.stops(stops)
-        self._append(context, appended)
-        self._stamp_arrival(context)
-        context.generation = Generation(
+            raise Refused("context_length_exceeded", f"no room to generate: {length} of {model.max_context} tokens")
+        if context.priority == "foreground":
+            others = [other for other in self._active.values() if other is not context]
+            self._admission.check_generate(others, length - context.kv_length)
+        generation = Generation(
             id=generation_id,
             params=params,
             max_tokens=min(params.max_tokens, room),
-            stop_token_ids=frozenset(stops),
+            stop_token_ids=frozenset(params.stop_token_ids),
             prompt_tokens=length,
-            cached_tokens=context.kv_length,
+            cached_tokens=0,
             received_at=self._clock(),
-            matcher=matcher,
         )
+        self._constrain(generation, model)
+        self._append(context, appended)
+        self._stamp_arrival(context)
+        self._start(context, generation, model)
+
+    def _constrain(self, generation: Generation, model: ServedModel) -> None:
+        """Gives the generation its grammar, or has it compiled. Raises `Refused`."""
+        params = generation.params
+        if params.grammar is None:
+            return
+        if model.grammars is None:
+            raise Refused("invalid_value", "this model has no tokenizer, so no grammar can be used")
+        try:
+            matcher = model.grammars.start(params.grammar, params.stop_token_ids)
+        except GrammarError as error:
+            raise Refused("invalid_value", str(error)) from error
+        except TooManyGrammars as error:
+            raise Refused("engine_overloaded", str(error)) from error
+        generation.stop_token_ids = frozenset(model.grammars.stops(params.stop_token_ids))
+        if isinstance(matcher, PendingMatcher):
+            generation.compiling = matcher
+        else:
+            generation.matcher = matcher
+
+    def _start(self, context: Context, generation: Generation, model: ServedModel) -> None:
+        params, length = generation.params, len(context.tokens)
+        generation.cached_tokens = context.kv_length
+        if TokenCounts.needed(params.sampling):
+            generation.counts = TokenCounts(model.runner.vocab_size, context.tokens)
+        if self._speculate and (params.speculate or params.draft):
+            generation.proposer = Proposer(context.tokens, params.draft)
+        context.generation = generation
         context.wants_prefill = False
         # The logits after the last token are not kept, so a prompt that is all in KV computes that token again.
         context.shrink_kv(length - 1)
+        if generation.compiling is not None:
+            self._compiling[context.id] = context
+        else:
+            generation.propose(context.tokens)
 
     def _cancel(self, context: Context | None) -> None:
         if context is None:
@@ -223,85 +308,181 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        """Whether `step` has tokens to compute or items to hand out."""
-        return bool(self._items) or any(context.pending for context in self._contexts.values())
+        """Whether anything is to be computed, now or later, or handed out."""
+        return self.wait_seconds() < math.inf
+
+    def wait_seconds(self) -> float:
+        """Seconds until `step` has something to do; infinite when it takes a command."""
+        if self._items or self._ahead:
+            return 0.0
+        limited = self._scheduler.wait_seconds(self._active.values())
+        compiling = _COMPILING_POLL_S if self._compiling else math.inf
+        return compiling if limited is None else min(limited, compiling)
 
     def step(self) -> list[m.Item]:
         """Computes one step and returns all items since the last call, in order."""
-        plan = self._scheduler.plan(self._contexts.values())
-        for discard in plan.discards:
-            self._items.append(self._kv_moved(discard.context, "none", discard.tokens, "discard", discard.reason))
-        if plan.work:
-            self._compute(plan)
+        if self._compiling:
+            self._take_grammars()
+        launches, self._ahead = self._ahead, []
+        launches = launches or self._launch(self._plan())
+        if self._run_ahead and launches:
+            self._ahead = self._launch_ahead(launches)
+        for launch in launches:
+            self._collect(launch)
+        if launches:
+            self.counters.steps += 1
+            self.counters.step_seconds += self._clock() - launches[0].started
         items, self._items = self._items, []
         return items
 
-    def _compute(self, plan: Plan) -> None:
-        started = self._clock()
-        for work in plan.work:
-            generation = work.context.generation
-            if generation is not None and not generation.first_scheduled_at:
-                generation.first_scheduled_at = started
+    def _take_grammars(self) -> None:
+        for context in list(self._compiling.values()):
+            generation = context.generation
+            if generation is None or generation.compiling is None:
+                del self._compiling[context.id]
+            elif generation.compiling.done:
+                del self._compiling[context.id]
+                self._take_grammar(context, generation, generation.compiling)
+                self._track(context.id)
+
+    def _take_grammar(self, context: Context, generation: Generation, pending: PendingMatcher) -> None:
+        generation.compiling = None
         try:
-            sampled = iter(self._run(plan))
-            ended = self._clock()
-            for work in plan.work:
-                self._commit(work, started, ended)
-                if work.samples:
-                    self._take(work.context, next(sampled), ended)
+            generation.matcher = pending.result()
+        except GrammarError as error:
+            context.generation = None
+            self._items.append(m.Failed(context.id, generation.id, "invalid_value", str(error)))
+        else:
+            generation.propose(context.tokens)
+
+    def _plan(self) -> Plan:
+        for context in list(self._active.values()):
+            if context.pending > 1:
+                self._match_prefix(context)
+                self._track(context.id)
+        plan = self._scheduler.plan(list(self._active.values()), self._idle)
+        for discard in plan.discards:
+            self.counters.preemptions += discard.reason == "preempted"
+            self._items.append(self._kv_moved(discard.context, "none", discard.tokens, "discard", discard.reason))
+        return plan
+
+    def _idle(self) -> Iterable[Context]:
+        return [context for context in self._contexts.values() if context.blocks and context.id not in self._active]
+
+    def _launch(self, plan: Plan) -> list[Launch]:
+        now = self._clock()
+        launches = []
+        for index in range(len(self.models)):
+            work = [w for w in plan.work if w.context.model == index]
+            if work:
+                for w in work:
+                    if w.context.generation is not None and not w.context.generation.first_scheduled_at:
+                        w.context.generation.first_scheduled_at = now
+                launches.append(self._launch_one(index, work, None))
+        return [launch for launch in launches if launch is not None]
+
+    def _launch_one(self, index: int, work: list[Work], after: Sampled | None) -> Launch | None:
+        started = self._clock()
+        try:
+            sampled = self.models[index].launch(work, after)
         except Exception:
             self._log("step failed:\n" + traceback.format_exc())
-            self._give_up(plan)
-        self._steps += 1
-        self._step_seconds += self._clock() - started
+            self._give_up(work)
+            return None
+        return Launch(index, work, [w.context.generation for w in work], sampled, started)
 
-    def _run(self, plan: Plan) -> list[int]:
-        """Token ids for the work that samples, in order."""
-        inputs = [
-            SequenceInput(w.context.tokens[w.start : w.start + w.count], w.start, w.context.blocks, w.samples)
-            for w in plan.work
-        ]
-        logits = self._runner.run(Batch(inputs, plan.copies))
-        rows = []
-        for work in plan.work:
-            generation = work.context.generation
-            if work.samples and generation is not None:
-                rows.append(SampleRow(generation.params.sampling, work.start + work.count, generation.matcher))
-        return sample(logits, rows) if rows else []
+    def _launch_ahead(self, launches: list[Launch]) -> list[Launch]:
+        """The same decodes one token on, if nothing else waits and each of them may go on."""
+        (launch, *others) = launches
+        contexts = [work.context for work in launch.work]
+        if others or launch.sampled is None or len(self._active) > len(contexts):
+            return []
+        if not all(_may_run_ahead(work) for work in launch.work):
+            return []
+        if sum(context.blocks_needed(2) for context in contexts) > self.models[launch.model].pool.free_count:
+            return []
+        work = [Work(c, c.kv_length + 1, 1, True, True, c.reserve(2)) for c in contexts]
+        ahead = self._launch_one(launch.model, work, launch.sampled)
+        return [ahead] if ahead is not None else []
 
-    def _commit(self, work: Work, started: float, ended: float) -> None:
+    def _collect(self, launch: Launch) -> None:
+        """Waits for the device and keeps what it computed, for contexts that still want it."""
+        try:
+            sampled = launch.sampled.read() if launch.sampled is not None else []
+            ended = self._clock()
+            row = 0
+            for work, generation in zip(launch.work, launch.generations, strict=True):
+                rows = 1 + len(work.draft) if work.samples else 0
+                context = work.context
+                if context.generation is generation and context.kv_length == work.start:
+                    self._keep(work, sampled[row : row + rows], launch.started, ended)
+                    self._track(context.id)
+                row += rows
+        except Exception:
+            self._log("step failed:\n" + traceback.format_exc())
+            self._give_up(launch.work)
+            return
+        self._scheduler.step_time.learn(launch.model, sum(w.tokens for w in launch.work), ended - launch.started)
+
+    def _keep(self, work: Work, sampled: list[SampledToken], started: float, ended: float) -> None:
         context = work.context
         context.kv_length = work.start + work.count
-        if not context.pending:
-            context.wants_prefill = False
         if work.is_decode:
-            self._decode_tokens += work.count
+            self.counters.decode_tokens += work.count
         else:
-            self._prefill_tokens += work.count
+            self.counters.prefill_tokens += work.count
             self._items.append(m.Prefilled(context.id, context.kv_length, work.count, started, ended))
+        if sampled:
+            self._take(context, work.draft, sampled, ended)
+        elif not context.pending:
+            context.wants_prefill = False
+        context.seal()
 
-    def _take(self, context: Context, token: int, now: float) -> None:
-        """A sampled token: keeps and emits it, or ends the generation, or both."""
+    def _take(self, context: Context, draft: Sequence[int], sampled: list[SampledToken], now: float) -> None:
+        """Verifies the draft; keeps and emits what was right and the token after it; ends the generation if it ends."""
         generation = context.generation
         assert generation is not None
-        generation.first_token_at = generation.first_token_at or now
-        if token in generation.stop_token_ids:
-            self._finish(context, "stop")
+        if any(token.failed for token in sampled):
+            self._fail(context)
             return
-        context.tokens.append(token)
-        generation.output_tokens += 1
-        self._items.append(m.Tokens(context.id, generation.id, [token]))
-        if generation.matcher is not None:
-            generation.matcher.accept(token)
-        if generation.matcher is not None and generation.matcher.is_finished:
-            self._finish(context, "stop")
-        elif generation.output_tokens >= generation.max_tokens:
-            self._finish(context, "length")
+        accepted = verify([s.token for s in sampled], draft)
+        emitted: list[SampledToken] = []
+        reason: m.FinishReason | None = None
+        for token in sampled[: accepted + 1]:
+            if token.token in generation.stop_token_ids:
+                reason = "stop"
+            else:
+                emitted.append(token)
+                reason = generation.take(token.token)
+            if reason is not None:
+                break
+        context.tokens += [s.token for s in emitted]
+        context.kv_length = min(context.kv_length + accepted, len(context.tokens) - (reason is None))
+        generation.first_token_at = generation.first_token_at or now
+        if emitted:
+            logprobs = [s.logprobs for s in emitted if s.logprobs is not None]
+            self._items.append(m.Tokens(context.id, generation.id, [s.token for s in emitted], logprobs))
+        self._count_draft(context, generation, len(draft), accepted)
+        if reason is not None:
+            self._finish(context, reason)
+        else:
+            generation.propose(context.tokens)
+
+    def _count_draft(self, context: Context, generation: Generation, drafted: int, accepted: int) -> None:
+        if drafted:
+            generation.drafted_tokens += drafted
+            generation.accepted_tokens += accepted
+            self.counters.drafted_tokens += drafted
+            self.counters.accepted_tokens += accepted
+            self.counters.decode_tokens += accepted
+            assert generation.proposer is not None
+            generation.proposer.observe(len(context.tokens), drafted, accepted)
 
     def _finish(self, context: Context, reason: m.FinishReason) -> None:
         generation = context.generation
         assert generation is not None
         context.generation = None
+        context.trim()
         self._items.append(
             m.Finished(
                 context=context.id,
@@ -313,18 +494,23 @@ class EngineCore:
                 received_at=generation.received_at,
                 first_scheduled_at=generation.first_scheduled_at,
                 first_token_at=generation.first_token_at,
+                drafted_tokens=generation.drafted_tokens,
+                accepted_tokens=generation.accepted_tokens,
             )
         )
 
-    def _give_up(self, plan: Plan) -> None:
+    def _give_up(self, work: Sequence[Work]) -> None:
         """After a fault nobody knows what reached the KV of this step, so it is all dropped."""
-        for work in plan.work:
-            context = work.context
-            context.wants_prefill = False
-            dropped = context.drop_kv()
-            self._items.append(self._kv_moved(context, "none", dropped, "discard", "step failed"))
-            if context.generation is not None:
-                self._finish(context, "failed")
+        for w in work:
+            self._fail(w.context)
+            self._track(w.context.id)
+
+    def _fail(self, context: Context) -> None:
+        context.wants_prefill = False
+        dropped = context.drop_kv()
+        self._items.append(self._kv_moved(context, "none", dropped, "discard", "step failed"))
+        if context.generation is not None:
+            self._finish(context, "failed")
 
     def _kv_moved(
         self,
@@ -334,51 +520,54 @@ class EngineCore:
         decision: Literal["preserve", "discard"],
         reason: str,
     ) -> m.KvMoved:
-        size = tokens * self._runner.bytes_per_token
+        size = tokens * self.models[context.model].runner.bytes_per_token
         return m.KvMoved(context.id, location, tokens, size, decision, reason)
 
     # Inspection
 
     def stats(self) -> m.Stats:
         """The gauges and counters of this moment."""
-        owned: dict[str, set[int]] = {"running": set(), "held": set(), "idle": set()}
+        owned: dict[str, set[tuple[int, int]]] = {"running": set(), "held": set(), "idle": set()}
         for context in self._contexts.values():
-            owned[context.state].update(context.blocks)
+            owned[context.state].update((context.model, block) for block in context.blocks)
         owned["held"] -= owned["running"]
         owned["idle"] -= owned["running"] | owned["held"]
-        pending = [context for context in self._contexts.values() if context.pending]
-        running = sum(1 for context in pending if context.is_decoding)
+        running = sum(1 for context in self._active.values() if context.is_decoding)
+        counters = self.counters
         return m.Stats(
             at=self._clock(),
-            blocks_free=self._pool.free_count,
+            blocks_free=sum(model.pool.free_count for model in self.models),
+            blocks_cached=sum(model.pool.cached_count for model in self.models),
             blocks_running=len(owned["running"]),
             blocks_idle=len(owned["idle"]),
             blocks_held=len(owned["held"]),
             contexts=len(self._contexts),
             running=running,
-            waiting=len(pending) - running,
-            steps=self._steps,
-            step_seconds=self._step_seconds,
-            prefill_tokens=self._prefill_tokens,
-            decode_tokens=self._decode_tokens,
+            waiting=len(self._active) - running,
+            steps=counters.steps,
+            step_seconds=counters.step_seconds,
+            prefill_tokens=counters.prefill_tokens,
+            decode_tokens=counters.decode_tokens,
+            prefix_hit_tokens=counters.prefix_hit_tokens,
+            drafted_tokens=counters.drafted_tokens,
+            accepted_tokens=counters.accepted_tokens,
+            preemptions=counters.preemptions,
         )
 
     def check_integrity(self) -> None:
-        """Asserts that every block is free or held by exactly the contexts that refer to it."""
-        self._pool.check_integrity([context.blocks for context in self._contexts.values()])
+        """Asserts that every block is free, cached for its text, or held by exactly the contexts that refer to it."""
+        for index, model in enumerate(self.models):
+            contexts = [context for context in self._contexts.values() if context.model == index]
+            model.pool.check_integrity([context.blocks for context in contexts])
         for context in self._contexts.values():
-            assert context.kv_length <= len(context.tokens)
-            assert len(context.blocks) * self._pool.block_size >= context.kv_length
+            context.check_integrity()
+        assert self._active.keys() == {c.id for c in self._contexts.values() if c.pending}, "active contexts differ"
 
 
-def _check_params(params: m.GenerateParams) -> None:
-    sampling = params.sampling
-    numbers = (sampling.temperature, sampling.top_p, sampling.min_p)
-    if params.max_tokens < 1:
-        raise Refused("invalid_value", "max_tokens must be at least 1")
-    if not all(math.isfinite(number) for number in numbers) or sampling.temperature < 0:
-        raise Refused("invalid_value", "temperature must be a number from 0")
-    if not 0 < sampling.top_p <= 1:
-        raise Refused("invalid_value", "top_p must be above 0 and at most 1")
-    if sampling.top_k < 0 or not 0 <= sampling.min_p <= 1:
-        raise Refused("invalid_value", "top_k must be from 0, min_p from 0 to 1")
+def _may_run_ahead(work: Work) -> bool:
+    """Whether the token after the next needs nothing that the host learns from the next one."""
+    generation = work.context.generation
+    if generation is None or not work.samples or work.draft or generation.proposal:
+        return False
+    constrained = generation.matcher is not None or generation.counts is not None
+    return not constrained and generation.output_tokens + 1 < generation.max_tokens

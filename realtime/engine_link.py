@@ -32,7 +32,7 @@ class EngineLink:
             except (OSError, EngineLost, TimeoutError):
                 await asyncio.sleep(RETRY_S)
                 continue
-            log.info("engine %s: %s on %s", client.ready.epoch, client.ready.model, client.ready.device)
+            log.info("engine %s: %s on %s", client.ready.epoch, client.ready.models[0].name, client.ready.device)
             self.current = client
             self._up.set()
             self._on_change()

@@ -180,7 +180,7 @@ class Host:
                 model=node.model,
                 epoch=client.ready.epoch if client is not None else "",
                 engine="ready" if client is not None else "lost",
-                max_context=client.ready.max_context if client is not None else 0,
+                max_context=client.ready.models[0].max_context if client is not None else 0,
                 sessions=len(self._actors),
                 at=time.time(),
                 started_at=self._started_at,

@@ -137,7 +137,7 @@ class Journal:
         client = self._node.link.current
         if client is None:
             return
-        size = tokens * client.ready.bytes_per_token
+        size = tokens * client.ready.models[0].bytes_per_token
         node_id, epoch = self._node.settings.node_id, client.ready.epoch
         record = store.KvRecord(node_id, epoch, location, tokens, size, decision, reason, time.time())
         session, ttl = self._session.id, self._node.settings.session_retention_s

@@ -34,7 +34,7 @@ class Node:
     def max_context(self) -> int:
         """Tokens that fit one context; a large number while no engine has said otherwise."""
         client = self.link.current
-        return client.ready.max_context if client is not None else 1 << 20
+        return client.ready.models[0].max_context if client is not None else 1 << 20
 
     def output_budget(self, config: SessionConfig) -> int:
         """Tokens a response may generate in all its rounds."""

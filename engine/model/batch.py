@@ -27,10 +27,15 @@ class SequenceInput:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One step: block copies first, then all sequences on one flat token axis."""
+    """One step: block copies first, then all sequences on one flat token axis.
+
+    With `sampled` (int64 `[sequences]`, on the device) each sequence is one token, and its id is that row's: the last
+    step's choice, which the host need not have seen.
+    """
 
     sequences: Sequence[SequenceInput]
     copies: Sequence[BlockCopy] = ()
+    sampled: torch.Tensor | None = None
 
 
 class Runner(Protocol):

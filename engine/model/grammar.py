@@ -1,9 +1,16 @@
-"""Constrained decoding: a grammar decides which tokens may come next (xgrammar)."""
+"""Constrained decoding: a grammar decides which tokens may come next (xgrammar).
+
+Grammars are compiled beside the step loop (`PendingMatcher`), and the masks of a step are filled while the model
+computes its logits (`MaskFiller`).
+"""
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -13,6 +20,7 @@ from engine.messages import Grammar
 
 _MAX_SOURCE_BYTES = 32 * 1024
 _MAX_CACHED = 64
+_MAX_COMPILING = 16
 
 
 class GrammarError(ValueError):
@@ -41,6 +49,26 @@ class Matcher:
         """Writes the allowed next tokens into a row of an int32 CPU bitmask (`xgrammar.allocate_token_bitmask`)."""
         self._matcher.fill_next_token_bitmask(bitmask, row)
 
+    def allowed(self, draft: Sequence[int]) -> list[int]:
+        """The part of `draft` that the grammar allows next; the state stays."""
+        count = self._advance(draft)
+        self._matcher.rollback(count)
+        return list(draft[:count])
+
+    def fill_draft(self, bitmask: torch.Tensor, row: int, draft: Sequence[int]) -> None:
+        """`fill` for the next token and, in the rows below, for the tokens after each one of `draft`, all allowed."""
+        self.fill(bitmask, row)
+        for i, token in enumerate(draft, start=1):
+            self.accept(token)
+            self.fill(bitmask, row + i)
+        self._matcher.rollback(len(draft))
+
+    def _advance(self, draft: Sequence[int]) -> int:
+        for count, token in enumerate(draft):
+            if token in self._stop_token_ids or not self._matcher.accept_token(token):
+                return count
+        return len(draft)
+
     @property
     def is_finished(self) -> bool:
         """Whether the text is complete and nothing but a stop token could follow.
@@ -58,6 +86,52 @@ class Matcher:
         return not bool(words.any())
 
 
+@dataclass(frozen=True, slots=True)
+class MaskRow:
+    """`matcher` decides rows `row` to `row + len(draft)` of a step's logits."""
+
+    row: int
+    matcher: Matcher
+    draft: tuple[int, ...]
+
+
+class MaskFiller:
+    """Fills the masks of a step in a thread, so that it costs no time while the model computes."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(1, "grammar-mask")
+
+    def start(self, rows: Sequence[MaskRow], count: int, vocab_size: int) -> Future[torch.Tensor]:
+        """An int32 `[count, ceil(vocab_size / 32)]` CPU bitmask in the making; other rows allow everything."""
+        return self._threads.submit(self._fill, rows, count, vocab_size)
+
+    @staticmethod
+    def _fill(rows: Sequence[MaskRow], count: int, vocab_size: int) -> torch.Tensor:
+        bitmask = xgrammar.allocate_token_bitmask(count, vocab_size)
+        for row in rows:
+            row.matcher.fill_draft(bitmask, row.row, row.draft)
+        return bitmask
+
+
+class PendingMatcher:
+    """A matcher whose grammar is being compiled."""
+
+    def __init__(self, future: Future[Matcher]) -> None:
+        self._future = future
+
+    @property
+    def done(self) -> bool:
+        return self._future.done()
+
+    def result(self) -> Matcher:
+        """The matcher, once done. Raises `GrammarError`."""
+        return self._future.result()
+
+
+class TooManyGrammars(Exception):
+    """More grammars are being compiled than may wait."""
+
+
 class GrammarCompiler:
     """Compiles grammars for one tokenizer; keeps the last used."""
 
@@ -66,6 +140,9 @@ class GrammarCompiler:
         self._vocab_size: int = tokenizer_info.vocab_size
         self._default_stops: list[int] = list(tokenizer_info.stop_token_ids)
         self._compiled: OrderedDict[tuple[str, str], xgrammar.CompiledGrammar] = OrderedDict()
+        self._lock = threading.Lock()
+        self._threads = ThreadPoolExecutor(2, "grammar-compiler")
+        self._compiling: list[Future[Matcher]] = []
 
     @classmethod
     def from_folder(cls, folder: Path, vocab_size: int, threads: int) -> GrammarCompiler | None:
@@ -76,6 +153,18 @@ class GrammarCompiler:
 
         tokenizer = AutoTokenizer.from_pretrained(folder)
         return cls(xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=vocab_size), threads)
+
+    def start(self, grammar: Grammar, stop_token_ids: Sequence[int]) -> Matcher | PendingMatcher:
+        """A matcher if the grammar is known, else one that is compiled in a thread. Raises `TooManyGrammars`, and
+        `GrammarError` if the grammar is known or too large."""
+        if (grammar.kind, grammar.source) in self._compiled:
+            return self.matcher(grammar, stop_token_ids)
+        self._compiling = [future for future in self._compiling if not future.done()]
+        if len(self._compiling) >= _MAX_COMPILING:
+            raise TooManyGrammars(f"{_MAX_COMPILING} grammars are being compiled")
+        future = self._threads.submit(self.matcher, grammar, stop_token_ids)
+        self._compiling.append(future)
+        return PendingMatcher(future)
 
     def matcher(self, grammar: Grammar, stop_token_ids: Sequence[int]) -> Matcher:
         """A matcher at its start. Without `stop_token_ids` the tokenizer's own are used. Raises `GrammarError`."""
@@ -90,9 +179,10 @@ class GrammarCompiler:
     def _compile(self, grammar: Grammar) -> xgrammar.CompiledGrammar:
         key = (grammar.kind, grammar.source)
         compiled = self._compiled.pop(key, None) or self._compile_new(grammar)
-        self._compiled[key] = compiled
-        if len(self._compiled) > _MAX_CACHED:
-            self._compiled.popitem(last=False)
+        with self._lock:
+            self._compiled[key] = compiled
+            if len(self._compiled) > _MAX_CACHED:
+                self._compiled.popitem(last=False)
         return compiled
 
     def _compile_new(self, grammar: Grammar) -> xgrammar.CompiledGrammar:

@@ -16,6 +16,8 @@ class TransformersRunner:
 
     def __init__(self, model: Any, kv_blocks: int, block_size: int) -> None:
         config = model.config
+        self.name = "transformers"
+        self.weights = "fp32" if model.dtype == torch.float32 else "bf16"
         self._base = model.base_model
         self._head = model.get_output_embeddings()
         self._device = torch.device(model.device)
@@ -47,11 +49,11 @@ class TransformersRunner:
         return logits
 
     def _last_rows(self, batch: Batch) -> torch.Tensor:
-        rows, end = [], 0
+        rows: list[int] = []
+        end = 0
         for sequence in batch.sequences:
             end += len(sequence.tokens)
-            if sequence.wants_logits:
-                rows.append(end - 1)
+            rows.extend(range(end - sequence.logit_rows, end))
         return torch.tensor(rows, dtype=torch.int64, device=self._device)
 
 

@@ -1,7 +1,8 @@
 """Choosing the next tokens, for all rows of a step at once, on the device.
 
-The one random number of a row is a function of (seed, position), so a run can be repeated in any batch and a draft
-can be compared with an answer.
+The one random number of a row is a function of (seed, position), so a run can be repeated in any batch, and a drafted
+token can be compared with the token that plain decoding would have chosen: verification is an equality test for greedy
+and for random sampling alike (`verify`).
 """
 
 from __future__ import annotations
@@ -12,30 +13,115 @@ from dataclasses import dataclass
 import torch
 import xgrammar
 
-from engine.messages import Sampling
-from engine.model.grammar import Matcher
+from engine.messages import Sampling, TokenLogprobs
 
 _MASK64 = (1 << 64) - 1
+_CANDIDATES = 256
+"""So many best tokens are sorted first; nearly always top-k, top-p and min-p are decided among them."""
+
+
+class TokenCounts:
+    """How often each token occurs in a context, for penalties. Kept only by generations that have one."""
+
+    def __init__(self, vocab_size: int, prompt: Sequence[int]) -> None:
+        self.seen = torch.zeros(vocab_size, dtype=torch.bool)
+        self.generated = torch.zeros(vocab_size)
+        if prompt:
+            self.seen[torch.tensor(prompt)] = True
+
+    def add(self, token: int, times: int = 1) -> None:
+        """Counts a generated token (`times` = -1 takes it back, but leaves it seen)."""
+        self.seen[token] = True
+        self.generated[token] += times
+
+    @staticmethod
+    def needed(sampling: Sampling) -> bool:
+        """Whether any penalty is on."""
+        penalties = (sampling.presence_penalty, sampling.frequency_penalty)
+        return sampling.repetition_penalty != 1.0 or penalties != (0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class SampleRow:
-    """How one row of logits becomes the token at `position` of its context."""
+    """How one row of logits becomes the token at `position` of its context.
+
+    `drafted` are the guessed tokens between the last one in `counts` and this row.
+    """
 
     sampling: Sampling
     position: int
-    matcher: Matcher | None = None
+    top_logprobs: int | None = None
+    counts: TokenCounts | None = None
+    drafted: tuple[int, ...] = ()
 
 
-def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[int]:
-    """One token id per row. `logits` is float32 `[rows, vocab]` and is changed. Waits for the device once."""
-    _apply_grammars(logits, rows)
-    chosen = logits.argmax(dim=-1)
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    """`failed`: the logits were not numbers; the token means nothing then."""
+
+    token: int
+    logprobs: TokenLogprobs | None
+    failed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What was chosen, still on the device: `tokens` int64 `[rows]`."""
+
+    tokens: torch.Tensor
+    best: torch.Tensor
+    logprobs: _Logprobs | None = None
+
+    def read(self) -> list[SampledToken]:
+        """The tokens on the host. Waits for the device."""
+        logprobs = self.logprobs.read() if self.logprobs is not None else {}
+        finite = self.best.isfinite().tolist()
+        tokens = enumerate(self.tokens.tolist())
+        return [SampledToken(token, logprobs.get(i), not finite[i]) for i, token in tokens]
+
+
+@dataclass(frozen=True, slots=True)
+class _Logprobs:
+    rows: list[int]
+    counts: list[int]
+    chosen: torch.Tensor
+    values: torch.Tensor
+    ids: torch.Tensor
+
+    def read(self) -> dict[int, TokenLogprobs]:
+        chosen, values, ids = self.chosen.tolist(), self.values.tolist(), self.ids.tolist()
+        found = {}
+        for i, (row, count) in enumerate(zip(self.rows, self.counts, strict=True)):
+            found[row] = TokenLogprobs(chosen[i], list(zip(ids[i][:count], values[i][:count], strict=True)))
+        return found
+
+
+def sample(logits: torch.Tensor, rows: Sequence[SampleRow], bitmask: torch.Tensor | None = None) -> Sampled:
+    """One token per row, without waiting for the device.
+
+    `logits` is float32 `[rows, vocab]` and is changed. `bitmask` (int32 `[rows, ceil(vocab / 32)]`, on the CPU) has
+    the tokens that grammars allow.
+    """
+    wanted = [i for i, row in enumerate(rows) if row.top_logprobs is not None]
+    raw = logits[torch.tensor(wanted, device=logits.device)].log_softmax(dim=-1) if wanted else None
+    for i, row in enumerate(rows):
+        _adjust(logits[i], row)
+    if bitmask is not None:
+        xgrammar.apply_token_bitmask_inplace(logits, bitmask.to(logits.device, non_blocking=True))
+    best, chosen = logits.max(dim=-1)
     random_rows = [i for i, row in enumerate(rows) if row.sampling.temperature > 0]
     if random_rows:
         index = torch.tensor(random_rows, device=logits.device)
-        chosen[index] = _sample_random(logits[index], [rows[i] for i in random_rows])
-    return [int(token) for token in chosen.tolist()]
+        chosen[index] = _sample_random(logits[index], chosen[index], [rows[i] for i in random_rows])
+    if raw is None:
+        return Sampled(chosen, best)
+    return Sampled(chosen, best, _logprobs(raw, chosen, wanted, [rows[i].top_logprobs or 0 for i in wanted]))
+
+
+def verify(sampled: Sequence[int], draft: Sequence[int]) -> int:
+    """How many drafted tokens are what was sampled in their place; `sampled` has one token more than `draft`."""
+    pairs = enumerate(zip(sampled, draft, strict=False))
+    return next((i for i, (token, guess) in pairs if token != guess), len(draft))
 
 
 def uniform(seed: int, position: int) -> float:
@@ -50,40 +136,100 @@ def _mix(value: int) -> int:
     return value ^ (value >> 31)
 
 
-def _apply_grammars(logits: torch.Tensor, rows: Sequence[SampleRow]) -> None:
-    constrained = [i for i, row in enumerate(rows) if row.matcher is not None]
-    if not constrained:
-        return
-    bitmask = xgrammar.allocate_token_bitmask(len(rows), logits.shape[-1])
-    for i in constrained:
-        matcher = rows[i].matcher
-        assert matcher is not None
-        matcher.fill(bitmask, i)
-    xgrammar.apply_token_bitmask_inplace(logits, bitmask.to(logits.device), indices=constrained)
+def _adjust(logits: torch.Tensor, row: SampleRow) -> None:
+    """Penalties and bias on one row, in place."""
+    sampling, counts = row.sampling, row.counts
+    if counts is not None:
+        seen, generated = counts.seen, counts.generated
+        if row.drafted:
+            seen, generated = seen.clone(), generated.clone()
+            drafted = torch.tensor(row.drafted)
+            seen[drafted] = True
+            generated.index_add_(0, drafted, torch.ones(len(row.drafted)))
+        seen, generated = seen.to(logits.device), generated.to(logits.device)
+        factor = sampling.repetition_penalty
+        if factor != 1.0:
+            logits.copy_(torch.where(seen, torch.where(logits > 0, logits / factor, logits * factor), logits))
+        logits -= sampling.presence_penalty * (generated > 0) + sampling.frequency_penalty * generated
+    if sampling.logit_bias:
+        tokens = torch.tensor(list(sampling.logit_bias), device=logits.device)
+        logits[tokens] += torch.tensor(list(sampling.logit_bias.values()), device=logits.device)
 
 
-def _sample_random(logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
-    """Temperature, then top-k, top-p and min-p on the sorted distribution, then its inverse at one random number."""
-    device = logits.device
+def _logprobs(raw: torch.Tensor, chosen: torch.Tensor, rows: list[int], counts: list[int]) -> _Logprobs:
+    index = torch.tensor(rows, device=raw.device)
+    values, ids = raw.topk(max(counts), dim=-1)
+    return _Logprobs(rows, counts, raw.gather(1, chosen[index].unsqueeze(1)).squeeze(1), values, ids)
 
-    def column(values: list[float]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.float32, device=device).unsqueeze(1)
 
-    temperature = column([max(row.sampling.temperature, 1e-5) for row in rows])
-    top_k = column([float(row.sampling.top_k or logits.shape[-1]) for row in rows])
-    top_p = column([row.sampling.top_p for row in rows])
-    min_p = column([row.sampling.min_p for row in rows])
-    draw = column([uniform(row.sampling.seed, row.position) for row in rows])
+def _sample_random(logits: torch.Tensor, best: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
+    """Temperature, then top-k, top-p and min-p, then the inverse of the distribution at one random number."""
+    temperature = _column([max(row.sampling.temperature, 1e-5) for row in rows], logits.device)
+    draw = _column([uniform(row.sampling.seed, row.position) for row in rows], logits.device)
+    probabilities = (logits / temperature).softmax(dim=-1)
+    filtered = [i for i, row in enumerate(rows) if _is_filtered(row.sampling)]
+    if not filtered:
+        return _invert(probabilities, draw, best)
+    index = torch.tensor(filtered, device=logits.device)
+    picked = _sample_filtered(probabilities[index], draw[index], [rows[i].sampling for i in filtered])
+    if len(filtered) == len(rows):
+        return picked
+    chosen = _invert(probabilities, draw, best)
+    chosen[index] = picked
+    return chosen
 
-    probabilities, order = (logits / temperature).softmax(dim=-1).sort(dim=-1, descending=True, stable=True)
-    rank = torch.arange(logits.shape[-1], device=device)
-    probabilities = probabilities.masked_fill(rank >= top_k, 0.0)
-    total = probabilities.sum(dim=-1, keepdim=True)
-    # A token stays when the mass before it is below top_p: the smallest set that reaches it.
-    before = probabilities.cumsum(dim=-1) - probabilities
-    probabilities = probabilities.masked_fill((before >= top_p * total) & (rank > 0), 0.0)
-    probabilities = probabilities.masked_fill(probabilities < min_p * probabilities[:, :1], 0.0)
+
+def _is_filtered(sampling: Sampling) -> bool:
+    return sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0
+
+
+def _column(values: Sequence[float], device: torch.device) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float32, device=device).unsqueeze(1)
+
+
+def _invert(probabilities: torch.Tensor, draw: torch.Tensor, fallback: torch.Tensor) -> torch.Tensor:
+    """The first column at which the cumulative sum exceeds `draw` of the total; it has a probability above 0."""
     cumulative = probabilities.cumsum(dim=-1)
-    picked = (cumulative <= draw * cumulative[:, -1:]).sum(dim=-1, keepdim=True)
-    last = (probabilities > 0).sum(dim=-1, keepdim=True) - 1
-    return order.gather(1, torch.minimum(picked, last)).squeeze(1)
+    above = cumulative > draw * cumulative[:, -1:]
+    return torch.where(above[:, -1], above.to(torch.uint8).argmax(dim=-1), fallback)
+
+
+def _sample_filtered(probabilities: torch.Tensor, draw: torch.Tensor, options: Sequence[Sampling]) -> torch.Tensor:
+    """Among the best tokens first; with all of them when that did not decide every row."""
+    vocab = probabilities.shape[-1]
+    if probabilities.device.type == "cpu" and vocab > 2 * _CANDIDATES:
+        values, ids = probabilities.topk(_CANDIDATES + 1, dim=-1)
+        # Equal values in the order of their ids, as a stable sort of the whole row has them.
+        ids, order = ids.sort(dim=-1)
+        values, order = values.gather(1, order).sort(dim=-1, descending=True, stable=True)
+        ids = ids.gather(1, order)
+        kept = _keep(values, options, vocab)
+        # Decided when the worst kept candidate is better than the one that stands for all that were left out.
+        worst = values.masked_fill(~kept, torch.inf).amin(dim=-1)
+        if bool((worst > values[:, -1]).all()):
+            return _pick(values, ids, kept, draw)
+    values, ids = probabilities.sort(dim=-1, descending=True, stable=True)
+    return _pick(values, ids, _keep(values, options, vocab), draw)
+
+
+def _keep(values: torch.Tensor, options: Sequence[Sampling], vocab: int) -> torch.Tensor:
+    """Which of the descending probabilities stay: top-k, then top-p of what is left, then min-p."""
+    device = values.device
+    top_k = _column([float(option.top_k or vocab) for option in options], device)
+    top_p = _column([option.top_p for option in options], device)
+    min_p = _column([option.min_p for option in options], device)
+    rank = torch.arange(values.shape[-1], device=device)
+    kept = rank < top_k
+    left = values.masked_fill(~kept, 0.0)
+    # All of it where there is no top-k: the candidates at hand need not be all tokens.
+    total = torch.where(top_k >= vocab, torch.ones_like(top_k), left.sum(dim=-1, keepdim=True))
+    before = left.cumsum(dim=-1) - left
+    # A token stays when the mass before it is below top_p: the smallest set that reaches it.
+    kept &= ((before < top_p * total) | (top_p >= 1)) & (values >= min_p * values[:, :1])
+    kept[:, 0] = True
+    return kept
+
+
+def _pick(values: torch.Tensor, ids: torch.Tensor, kept: torch.Tensor, draw: torch.Tensor) -> torch.Tensor:
+    first = torch.zeros(len(values), dtype=torch.int64, device=values.device)
+    return ids.gather(1, _invert(values.masked_fill(~kept, 0.0), draw, first).unsqueeze(1)).squeeze(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,14 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from engine import messages as m
+from engine.admission import Admission
 from engine.core import EngineCore
 from engine.model.grammar import GrammarCompiler
 from engine.model.loader import load_model
 from engine.model.runner_transformers import TransformersRunner
+from engine.rate_limit import RateLimits
+from engine.scheduler import Scheduler
+from engine.served_model import ServedModel
 
 
 class Driver:
@@ -55,10 +60,27 @@ class Driver:
         return self.core._contexts[context].tokens
 
 
-def make_driver(model: Any, *, blocks: int = 256, block_size: int = 4, **options: Any) -> Driver:
+def make_driver(
+    model: Any, *, blocks: int = 256, block_size: int = 4, grammars: GrammarCompiler | None = None, **options: Any
+) -> Driver:
     """A driver over a fresh pool; `model` comes from `load_model`."""
-    sizes = {"step_tokens": 64, "background_step_tokens": 8, "max_contexts": 64} | options
-    return Driver(EngineCore(TransformersRunner(model, blocks, block_size), **sizes))
+    served = ServedModel("tiny", TransformersRunner(model, blocks, block_size), grammars)
+    return Driver(make_core([served], **options))
+
+
+def make_core(
+    models: Sequence[ServedModel],
+    *,
+    step_tokens: int = 64,
+    background_step_tokens: int = 8,
+    max_contexts: int = 64,
+    max_waiting: int = 256,
+    limits: RateLimits | None = None,
+    **options: Any,
+) -> EngineCore:
+    """A core with small limits; `options` are those of `EngineCore`."""
+    scheduler = Scheduler(step_tokens, background_step_tokens=background_step_tokens, limits=limits, clock=time.time)
+    return EngineCore(models, scheduler, Admission(max_contexts, max_waiting, 1_000_000), **options)
 
 
 def load(folder: Path, dtype: torch.dtype = torch.float32) -> Any:

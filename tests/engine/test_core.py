@@ -159,7 +159,7 @@ def test_memory_pressure_discards_and_recomputes(tiny: Any, tiny_reference: Any)
 def test_idle_and_held_contexts_never_block_admission(tiny: Any) -> None:
     driver = make_driver(tiny, blocks=16)
     for i in range(1, 5):
-        driver.apply(m.Open(i, "background"), m.Append(i, PROMPT))
+        driver.apply(m.Open(i, "background"), m.Append(i, [i, *PROMPT]))
         driver.run()
     driver.apply(m.Hold(1, "tool", 60.0), m.Hold(2, "idle"))
     driver.apply(m.Open(9, "foreground"), m.Append(9, PROMPT * 4), m.Generate(9, 90, greedy(4)))
@@ -323,7 +323,7 @@ def test_a_fault_in_a_step_fails_its_generations_and_nothing_else(tiny: Any, mon
     driver.apply(m.Open(1, "foreground"), m.Append(1, PROMPT), m.Generate(1, 10, greedy(5)))
     driver.step()
     with monkeypatch.context() as patch:
-        patch.setattr(driver.core._runner, "run", lambda batch: torch.zeros(0).reshape(1, 2))
+        patch.setattr(driver.core.models[0].runner, "run", lambda batch: torch.zeros(0).reshape(1, 2))
         driver.step()
     assert driver.finished(10).reason == "failed"
     driver.apply(m.Generate(1, 11, greedy(5)))
