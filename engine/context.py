@@ -170,9 +170,13 @@ class Context:
         self.blocks.extend(fresh)
         return copies
 
-    def drop_kv(self) -> int:
-        """Gives all blocks back; returns how many tokens were in KV."""
+    def drop_kv(self, *, spoiled: bool = False) -> int:
+        """Gives all blocks back; returns how many tokens were in KV. `spoiled`: it may be wrong, so nobody else who
+        begins with the same text shall get it."""
         dropped = self.kv_length
+        if spoiled:
+            self.pool.discard(self.blocks)
+            self.blocks.clear()
         self.shrink_kv(0)
         return dropped
 

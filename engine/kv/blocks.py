@@ -87,6 +87,23 @@ class BlockPool:
                 self._used[block] = 0
                 self._unused_count += 1
 
+    def discard(self, blocks: Sequence[int]) -> None:
+        """Like `release`, for blocks whose KV may be wrong: those that nobody else holds are free, not cached, and so
+        is all that was computed behind them."""
+        for block in reversed(blocks):
+            assert self._references[block] > 0, f"block {block} is free"
+            self._references[block] -= 1
+            # Whoever holds a block holds the one before it too, so nobody holds what is behind this one.
+            unheld = [] if self._references[block] else [block]
+            while unheld:
+                last = unheld.pop()
+                unheld += self.prefix.children(last)
+                if self.prefix.uid(last):
+                    self.prefix.remove(last)
+                self._cached.pop(last, None)
+                self._used[last] = 0
+                self._unused_count += 1
+
     def seal(self, block: int, parent: int, tokens: tuple[int, ...]) -> int:
         """Keys a full block behind the one with uid `parent`; returns the block to hold from now on.
 

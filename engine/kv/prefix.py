@@ -38,6 +38,11 @@ class PrefixIndex:
         """What a keyed block holds; None for any other."""
         return self._keys[block]
 
+    def children(self, block: int) -> list[int]:
+        """The keyed blocks right behind a keyed block."""
+        uid = self._uids[block]
+        return [self._block_by_key[uid, tokens] for tokens in self._children.get(uid, [])] if uid else []
+
     def find(self, parent: int, tokens: tuple[int, ...]) -> int | None:
         """The block that holds exactly `tokens` behind the block with uid `parent`."""
         return self._block_by_key.get((parent, tokens))

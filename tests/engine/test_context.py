@@ -213,10 +213,14 @@ class Accounting(RuleBasedStateMachine):
     def fork(self, context: Context) -> Context:
         return self.memory.fork(context)
 
-    @rule(context=contexts)
-    def drop(self, context: Context) -> None:
-        context.drop_kv()
+    @rule(context=contexts, spoiled=st.booleans())
+    def drop(self, context: Context, spoiled: bool) -> None:
+        lost = set(context.blocks)
+        context.drop_kv(spoiled=spoiled)
         assert not context.blocks
+        if spoiled:
+            held = {block for other in self.memory.contexts for block in other.blocks}
+            assert not any(self.memory.pool.prefix.uid(block) for block in lost - held)
 
     @rule(context=consumes(contexts))
     def close(self, context: Context) -> None:
@@ -453,6 +457,29 @@ def test_eviction_spares_what_a_context_holds() -> None:
     assert memory.open(range(50, 58)).match_prefix() == 0
     with pytest.raises(OutOfBlocks):
         kept.reserve(1)
+
+
+def test_spoiled_kv_is_found_by_nobody() -> None:
+    memory = Memory()
+    memory.close(memory.computed(range(16)))
+    context = memory.open([*range(8), 99])
+    context.match_prefix()
+    memory.step([context])
+    assert context.drop_kv(spoiled=True) == 9
+    assert memory.cached_texts() == [()]
+    assert memory.pool.cached_count == 0
+    memory.check()
+
+
+def test_a_block_that_others_use_is_not_spoiled() -> None:
+    memory = Memory()
+    memory.computed(range(8))
+    context = memory.open(range(12))
+    context.match_prefix()
+    memory.step([context])
+    context.drop_kv(spoiled=True)
+    memory.check()
+    assert memory.open(range(12)).match_prefix() == 8
 
 
 def test_rejected_drafts_are_neither_kept_nor_keyed() -> None:
