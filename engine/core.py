@@ -507,7 +507,7 @@ class EngineCore:
 
     def _fail(self, context: Context) -> None:
         context.wants_prefill = False
-        dropped = context.drop_kv()
+        dropped = context.drop_kv(spoiled=True)
         self._items.append(self._kv_moved(context, "none", dropped, "discard", "step failed"))
         if context.generation is not None:
             self._finish(context, "failed")
