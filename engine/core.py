@@ -394,14 +394,14 @@ class EngineCore:
     def _launch_ahead(self, launches: list[Launch]) -> list[Launch]:
         """The same decodes one token on, if nothing else waits and each of them may go on."""
         (launch, *others) = launches
-        contexts = [work.context for work in launch.work]
-        if others or launch.sampled is None or len(self._active) > len(contexts):
+        if others or launch.sampled is None or len(self._active) > len(launch.work):
             return []
         if not all(_may_run_ahead(work) for work in launch.work):
             return []
-        if sum(context.blocks_needed(2) for context in contexts) > self.models[launch.model].pool.free_count:
+        needed = sum(work.context.blocks_needed(work.count + 1) for work in launch.work)
+        if needed > self.models[launch.model].pool.free_count:
             return []
-        work = [Work(c, c.kv_length + 1, 1, True, True, c.reserve(2)) for c in contexts]
+        work = [Work(w.context, w.start + w.count, 1, True, True, w.context.reserve(w.count + 1)) for w in launch.work]
         ahead = self._launch_one(launch.model, work, launch.sampled)
         return [ahead] if ahead is not None else []
 

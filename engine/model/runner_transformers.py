@@ -39,8 +39,12 @@ class TransformersRunner:
         self._kv.copy_blocks(batch.copies)
         tokens = [token for sequence in batch.sequences for token in sequence.tokens]
         positions = [sequence.start + i for sequence in batch.sequences for i in range(len(sequence.tokens))]
+        if batch.sampled is not None:
+            input_ids = batch.sampled.unsqueeze(0)
+        else:
+            input_ids = torch.tensor([tokens], device=self._device)
         hidden = self._base(
-            input_ids=torch.tensor([tokens], device=self._device),
+            input_ids=input_ids,
             position_ids=torch.tensor([positions], device=self._device),
             use_cache=False,
             paged_batch=lay_out(batch.sequences, self._kv, self._groups, self._device),

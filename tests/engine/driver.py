@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,11 +76,12 @@ def make_core(
     max_contexts: int = 64,
     max_waiting: int = 256,
     limits: RateLimits | None = None,
+    clock: Callable[[], float] = time.time,
     **options: Any,
 ) -> EngineCore:
     """A core with small limits; `options` are those of `EngineCore`."""
-    scheduler = Scheduler(step_tokens, background_step_tokens=background_step_tokens, limits=limits, clock=time.time)
-    return EngineCore(models, scheduler, Admission(max_contexts, max_waiting, 1_000_000), **options)
+    scheduler = Scheduler(step_tokens, background_step_tokens=background_step_tokens, limits=limits, clock=clock)
+    return EngineCore(models, scheduler, Admission(max_contexts, max_waiting, 1_000_000), clock=clock, **options)
 
 
 def load(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
