@@ -27,6 +27,7 @@ class KvTensors:
         device: torch.device,
     ) -> None:
         self.block_size = block_size
+        self.device = device
         shape = (kv_heads, blocks * block_size, head_dim)
         self.keys = [torch.empty(shape, dtype=dtype, device=device) for _ in range(layers)]
         self.values = [torch.empty(shape, dtype=dtype, device=device) for _ in range(layers)]
@@ -38,8 +39,10 @@ class KvTensors:
             for tensor in (*self.keys, *self.values):
                 tensor[:, target * size : (target + 1) * size] = tensor[:, source * size : (source + 1) * size]
 
-    def gather(self, tensor: torch.Tensor, blocks: torch.Tensor, length: int) -> torch.Tensor:
-        """A copy `[kv_heads, length, head_dim]` of the tokens in scattered `blocks` (int64, on the pool's device)."""
+    def gather(self, tensor: torch.Tensor, blocks: torch.Tensor, start: int, end: int) -> torch.Tensor:
+        """A copy `[kv_heads, end - start, head_dim]` of tokens in scattered `blocks` (int64, on the pool's device)."""
         heads, _, dim = tensor.shape
         paged = tensor.view(heads, -1, self.block_size, dim)
-        return paged.index_select(1, blocks).view(heads, -1, dim)[:, :length]
+        skipped = start // self.block_size
+        copied = paged.index_select(1, blocks[skipped:]).view(heads, -1, dim)
+        return copied[:, start - skipped * self.block_size : end - skipped * self.block_size]

@@ -3,12 +3,15 @@
 All sequences of a step lie on one flat token axis. The layout of the step (`PagedBatch`) is computed once and passed
 through the model's keyword arguments to every layer. Queries of one KV head are folded into rows, so K and V are never
 repeated for grouped-query attention.
+
+Layers with a sliding window keep the KV of tokens that have left it: a context may be cut back, forked or shared at any
+token, and then these are wanted again. What the window saves is reading them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -23,10 +26,9 @@ IMPLEMENTATION = "midstream_paged"
 
 @dataclass(frozen=True, slots=True)
 class PagedSequence:
-    """Queries `[query_start, query_end)` of the flat axis attend to `kv_length` tokens.
+    """Queries `[query_start, query_end)` of the flat axis attend to `kv_length` tokens, of which they are the last.
 
-    These lie in slots `[slot, slot + kv_length)` or, when `blocks` is given, in those blocks. `mask` is a bool
-    `[groups * queries, kv_length]` (true = attend), or None when every query sees everything.
+    These lie in slots `[slot, slot + kv_length)` or, when `blocks` is given, in those blocks.
     """
 
     query_start: int
@@ -34,10 +36,15 @@ class PagedSequence:
     kv_length: int
     slot: int
     blocks: torch.Tensor | None
-    mask: torch.Tensor | None
+
+    def first_token(self, window: int | None) -> int:
+        """The first token that the first query sees; `window` is how many tokens each query sees, itself included."""
+        if window is None:
+            return 0
+        return max(self.kv_length - (self.query_end - self.query_start) + 1 - window, 0)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PagedBatch:
     """`slots` (int64 `[tokens]`) is where each token's K and V go; None when they go to `slots_start` onwards."""
 
@@ -45,6 +52,20 @@ class PagedBatch:
     sequences: list[PagedSequence]
     slots: torch.Tensor | None
     slots_start: int
+    groups: int
+    _masks: dict[tuple[int, int | None], torch.Tensor] = field(default_factory=dict)
+
+    def mask(self, sequence: PagedSequence, window: int | None) -> torch.Tensor | None:
+        """Bool `[groups * queries, kv_length - first_token]`, true = attend; None when every query sees everything.
+        Made once for all layers with the same window."""
+        queries = sequence.query_end - sequence.query_start
+        if queries == 1:
+            return None
+        key = (sequence.query_start, window)
+        if key not in self._masks:
+            first = sequence.first_token(window)
+            self._masks[key] = _causal_mask(queries, sequence.kv_length - first, window, self.groups, self.kv.device)
+        return self._masks[key]
 
 
 def lay_out(sequences: Sequence[SequenceInput], kv: KvTensors, groups: int, device: torch.device) -> PagedBatch:
@@ -60,8 +81,7 @@ def lay_out(sequences: Sequence[SequenceInput], kv: KvTensors, groups: int, devi
         first = used[0]
         is_run = used[-1] - first == len(used) - 1 and list(used) == list(range(first, first + len(used)))
         blocks = None if is_run else torch.tensor(used, dtype=torch.int64, device=device)
-        mask = _causal_mask(count, length, groups, device) if count > 1 else None
-        paged.append(PagedSequence(offset, offset + count, length, first * size, blocks, mask))
+        paged.append(PagedSequence(offset, offset + count, length, first * size, blocks))
         if is_run:
             slots.extend(range(first * size + sequence.start, first * size + length))
         else:
@@ -69,13 +89,15 @@ def lay_out(sequences: Sequence[SequenceInput], kv: KvTensors, groups: int, devi
         offset += count
     is_one_run = slots[-1] - slots[0] == len(slots) - 1 and len(paged) == 1 and paged[0].blocks is None
     index = None if is_one_run else torch.tensor(slots, dtype=torch.int64, device=device)
-    return PagedBatch(kv, paged, index, slots[0])
+    return PagedBatch(kv, paged, index, slots[0], groups)
 
 
-def _causal_mask(queries: int, length: int, groups: int, device: torch.device) -> torch.Tensor:
-    """Bool `[groups * queries, length]`: the last query sees everything, each one before it one token less."""
-    full = torch.ones(queries, length, dtype=torch.bool, device=device)
-    return full.tril_(length - queries).repeat(groups, 1)
+def _causal_mask(queries: int, length: int, window: int | None, groups: int, device: torch.device) -> torch.Tensor:
+    """The last query sees up to the last token, each one before it one token less; at most `window` of them."""
+    seen = torch.ones(queries, length, dtype=torch.bool, device=device).tril_(length - queries)
+    if window is not None:
+        seen = seen.triu_(length - queries - window + 1)
+    return seen.repeat(groups, 1)
 
 
 def paged_attention(
@@ -87,6 +109,7 @@ def paged_attention(
     scaling: float | None = None,
     *,
     paged_batch: PagedBatch,
+    sliding_window: int | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attention over the pool. `query` `[1, heads, tokens, dim]`, `key`/`value` `[1, kv_heads, tokens, dim]`;
@@ -100,7 +123,10 @@ def paged_attention(
     kv_heads = keys.shape[0]
     # [kv_heads, groups, tokens, dim]: consecutive query heads share a KV head.
     grouped = query.view(kv_heads, heads // kv_heads, tokens, dim)
-    outputs = [_attend(grouped, keys, values, sequence, kv, scaling) for sequence in paged_batch.sequences]
+    outputs = [
+        _attend(grouped, keys, values, sequence, paged_batch, scaling, sliding_window)
+        for sequence in paged_batch.sequences
+    ]
     output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
     return output.unsqueeze(0), None
 
@@ -117,21 +143,23 @@ def _attend(
     keys: torch.Tensor,
     values: torch.Tensor,
     sequence: PagedSequence,
-    kv: KvTensors,
+    batch: PagedBatch,
     scaling: float | None,
+    window: int | None,
 ) -> torch.Tensor:
     """One sequence; returns `[queries, heads, dim]`."""
     kv_heads, groups, _, dim = grouped.shape
     queries = sequence.query_end - sequence.query_start
     folded = grouped[:, :, sequence.query_start : sequence.query_end].reshape(1, kv_heads, groups * queries, dim)
+    first = sequence.first_token(window)
     if sequence.blocks is None:
-        run = slice(sequence.slot, sequence.slot + sequence.kv_length)
+        run = slice(sequence.slot + first, sequence.slot + sequence.kv_length)
         k, v = keys[:, run], values[:, run]
     else:
-        k = kv.gather(keys, sequence.blocks, sequence.kv_length)
-        v = kv.gather(values, sequence.blocks, sequence.kv_length)
+        k = batch.kv.gather(keys, sequence.blocks, first, sequence.kv_length)
+        v = batch.kv.gather(values, sequence.blocks, first, sequence.kv_length)
     attended = scaled_dot_product_attention(
-        folded, k.unsqueeze(0), v.unsqueeze(0), attn_mask=sequence.mask, scale=scaling
+        folded, k.unsqueeze(0), v.unsqueeze(0), attn_mask=batch.mask(sequence, window), scale=scaling
     )
     return attended.view(kv_heads * groups, queries, dim).transpose(0, 1)
 

@@ -185,8 +185,10 @@ def _check_architecture(config: Any) -> None:
         if getattr(config, name, None):
             raise ModelError(f"{kind} needs {name}, which is not supported")
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    if kinds != {"full_attention"}:
-        raise ModelError(f"{kind} has layers of the kinds {sorted(kinds)}; only full attention is supported")
+    if not kinds <= {"full_attention", "sliding_attention"}:
+        raise ModelError(
+            f"{kind} has layers of the kinds {sorted(kinds)}; only attention, full or sliding, is supported"
+        )
     if not getattr(config, "num_key_value_heads", None):
         raise ModelError(f"{kind} does not say its number of KV heads")
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoTokenizer, Gemma2Config, GPT2Config, Qwen2Config
+from transformers import AutoTokenizer, Gemma2Config, GPT2Config
 
 from engine.model.loader import ModelError, load_model, model_name, prepare_model
 
@@ -54,7 +54,6 @@ def test_a_broken_gguf_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
     [
         (Gemma2Config(num_hidden_layers=1), "softcapping"),
         (GPT2Config(n_layer=1), "KV heads"),
-        (Qwen2Config(num_hidden_layers=2, use_sliding_window=True, max_window_layers=1), "full attention"),
     ],
 )
 def test_what_would_be_computed_wrongly_is_refused(config: Any, reason: str, tmp_path: Path) -> None:
