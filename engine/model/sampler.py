@@ -195,21 +195,32 @@ def _invert(probabilities: torch.Tensor, draw: torch.Tensor, fallback: torch.Ten
 
 
 def _sample_filtered(probabilities: torch.Tensor, draw: torch.Tensor, options: Sequence[Sampling]) -> torch.Tensor:
-    """Among the best tokens first; with all of them when that did not decide every row."""
+    """Among the best tokens; among all of them in the rows that these do not decide."""
     vocab = probabilities.shape[-1]
-    if probabilities.device.type == "cpu" and vocab > 2 * _CANDIDATES:
-        values, ids = probabilities.topk(_CANDIDATES + 1, dim=-1)
-        # Equal values in the order of their ids, as a stable sort of the whole row has them.
-        ids, order = ids.sort(dim=-1)
-        values, order = values.gather(1, order).sort(dim=-1, descending=True, stable=True)
-        ids = ids.gather(1, order)
-        kept = _keep(values, options, vocab)
-        # Decided when the worst kept candidate is better than the one that stands for all that were left out.
-        worst = values.masked_fill(~kept, torch.inf).amin(dim=-1)
-        if bool((worst > values[:, -1]).all()):
-            return _pick(values, ids, kept, draw)
+    if probabilities.device.type != "cpu" or vocab <= 2 * _CANDIDATES:
+        return _sample_sorted(probabilities, draw, options)
+    values, ids = probabilities.topk(_CANDIDATES + 1, dim=-1)
+    # Equal values in the order of their ids, as a stable sort of the whole row has them.
+    ids, order = ids.sort(dim=-1)
+    values, order = values.gather(1, order).sort(dim=-1, descending=True, stable=True)
+    ids = ids.gather(1, order)
+    kept = _keep(values, options, vocab)
+    picked = _pick(values, ids, kept, draw)
+    # Decided when the worst kept candidate is better than the one that stands for all that were left out. Row by row,
+    # so that no row depends on what else is in the batch.
+    worst = values.masked_fill(~kept, torch.inf).amin(dim=-1)
+    decided = (worst > values[:, -1]).tolist()
+    rows = [i for i, option in enumerate(options) if not decided[i] or option.top_k > _CANDIDATES]
+    if rows:
+        undecided = torch.tensor(rows)
+        rest = [options[i] for i in rows]
+        picked[undecided] = _sample_sorted(probabilities[undecided], draw[undecided], rest)
+    return picked
+
+
+def _sample_sorted(probabilities: torch.Tensor, draw: torch.Tensor, options: Sequence[Sampling]) -> torch.Tensor:
     values, ids = probabilities.sort(dim=-1, descending=True, stable=True)
-    return _pick(values, ids, _keep(values, options, vocab), draw)
+    return _pick(values, ids, _keep(values, options, probabilities.shape[-1]), draw)
 
 
 def _keep(values: torch.Tensor, options: Sequence[Sampling], vocab: int) -> torch.Tensor:

@@ -113,3 +113,69 @@ def test_the_default_model_fills_a_forced_schema(real_folder: Path, compiler: Gr
     assert [driver.finished(i).reason for i in range(len(wanted))] == ["stop"] * len(wanted)
     written = [json.loads(tokenizer.decode(driver.tokens_of(i))) for i in range(len(wanted))]
     assert written == [{"expression": expression} for expression in wanted]
+
+
+def test_a_new_grammar_compiles_beside_the_steps_of_others(real_folder: Path, tokenizer: Any) -> None:
+    """A generation whose grammar is not ready holds up nobody, and answers when it is."""
+    driver = make_driver(load(real_folder), blocks=64, block_size=16, grammars=grammars_of(real_folder, VOCAB))
+    prompt = tokenizer.encode("Say a number:")
+    grammar = m.Grammar("regex", "[0-9]{3}")
+    for context, constraint in ((1, grammar), (2, None)):
+        driver.apply(m.Open(context, "foreground"), m.Append(context, prompt))
+        driver.apply(m.Generate(context, context, m.GenerateParams(6, stop_token_ids=[2], grammar=constraint)))
+    driver.run(limit=1_000_000)
+    assert tokenizer.decode(driver.tokens_of(1)).strip().isdigit()
+    assert driver.finished(1).reason == "stop"
+    assert driver.finished(2).output_tokens == 6
+
+
+def test_a_grammar_that_does_not_compile_fails_its_generation_only(real_folder: Path, tokenizer: Any) -> None:
+    driver = make_driver(load(real_folder), blocks=64, block_size=16, grammars=grammars_of(real_folder, VOCAB))
+    driver.apply(m.Open(1, "foreground"), m.Append(1, tokenizer.encode("Say:")))
+    driver.apply(m.Generate(1, 7, m.GenerateParams(6, grammar=m.Grammar("json_schema", '{"type": "nonsense"}'))))
+    driver.run(limit=1_000_000)
+    assert [(failed.generation, failed.code) for failed in driver.of_kind(m.Failed)] == [(7, "invalid_value")]
+    driver.apply(m.Generate(1, 8, m.GenerateParams(2)))
+    driver.run()
+    assert driver.finished(8).output_tokens == 2
+
+
+def test_cancelled_while_its_grammar_compiles_leaves_the_context_usable(real_folder: Path, tokenizer: Any) -> None:
+    driver = make_driver(load(real_folder), blocks=64, block_size=16, grammars=grammars_of(real_folder, VOCAB))
+    driver.apply(m.Open(1, "foreground"), m.Append(1, tokenizer.encode("Say:")))
+    driver.apply(m.Generate(1, 7, m.GenerateParams(6, grammar=m.Grammar("regex", "[a-c]{9}"))), m.Cancel(1))
+    driver.apply(m.Generate(1, 8, m.GenerateParams(2)))
+    driver.run(limit=1_000_000)
+    assert driver.finished(7).reason == "cancelled"
+    assert driver.finished(8).output_tokens == 2
+
+
+def test_masks_of_a_draft_equal_those_of_a_matcher_that_went_there(compiler: GrammarCompiler, tokenizer: Any) -> None:
+    draft = tokenizer.encode('{"expression": "1', add_special_tokens=False)
+    grammar = Grammar("json_schema", EXPRESSION)
+    matcher = compiler.matcher(grammar, [2])
+    assert matcher.allowed([*draft, 17]) in (draft, [*draft, 17])
+    ahead = xgrammar.allocate_token_bitmask(len(draft) + 1, VOCAB)
+    matcher.fill_draft(ahead, 0, draft)
+    plain = xgrammar.allocate_token_bitmask(len(draft) + 1, VOCAB)
+    for i in range(len(draft) + 1):
+        matcher.fill(plain, i)
+        if i < len(draft):
+            matcher.accept(draft[i])
+    assert ahead.tolist() == plain.tolist()
+
+
+def test_a_draft_under_a_grammar_changes_nothing(real_folder: Path, tokenizer: Any) -> None:
+    grammars = grammars_of(real_folder, VOCAB)
+    model = load(real_folder)
+    prompt = tokenizer.encode("Compute 12 * 7. The call is ")
+    grammar = m.Grammar("json_schema", EXPRESSION)
+    answers = []
+    guess: list[int] = tokenizer.encode('{"expression": "12 * 7"}', add_special_tokens=False)
+    for draft in ([], guess):
+        driver = make_driver(model, blocks=64, block_size=16, grammars=grammars, speculate=bool(draft))
+        driver.apply(m.Open(1, "foreground"), m.Append(1, prompt))
+        driver.apply(m.Generate(1, 1, m.GenerateParams(24, stop_token_ids=[2], grammar=grammar, draft=draft)))
+        driver.run(limit=1_000_000)
+        answers.append(driver.tokens_of(1))
+    assert answers[0] == answers[1]

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
-from engine.context import Context, Generation
+import pytest
+
+from engine.context import Context
+from engine.generation import Generation
 from engine.kv.blocks import BlockPool
 from engine.messages import GenerateParams, Priority
+from engine.rate_limit import RateLimits
 from engine.scheduler import Plan, Scheduler
 
 
 class Bench:
     """Contexts in a pool, and a scheduler whose plans are carried out in name only."""
 
-    def __init__(self, blocks: int = 64, step_tokens: int = 32, background: int = 8) -> None:
+    def __init__(
+        self, blocks: int = 64, step_tokens: int = 32, background: int | None = 8, limits: RateLimits | None = None
+    ) -> None:
+        self.now = 0.0
         self.pool = BlockPool(blocks, 4)
-        self.scheduler = Scheduler(self.pool, step_tokens, background)
+        self.scheduler = Scheduler(
+            step_tokens, background_step_tokens=background, limits=limits, clock=lambda: self.now
+        )
         self.contexts: list[Context] = []
 
-    def context(self, tokens: int, priority: Priority = "foreground", *, generates: bool = False) -> Context:
-        context = Context(len(self.contexts), self.pool, priority, arrival=len(self.contexts))
+    def context(
+        self, tokens: int, priority: Priority = "foreground", *, generates: bool = False, payer: int = 0
+    ) -> Context:
+        context = Context(len(self.contexts), self.pool, priority, arrival=len(self.contexts), payer=payer)
         context.append([0] * tokens)
         self.contexts.append(context)
         if generates:
@@ -31,7 +42,8 @@ class Bench:
         context.shrink_kv(length - 1)
 
     def step(self) -> Plan:
-        plan = self.scheduler.plan(self.contexts)
+        pending = [context for context in self.contexts if context.pending]
+        plan = self.scheduler.plan(pending, lambda: [c for c in self.contexts if c.blocks and not c.pending])
         for work in plan.work:
             work.context.kv_length = work.start + work.count
             if not work.context.pending:
@@ -166,3 +178,114 @@ def test_a_preempted_idle_prefill_is_not_started_again_by_itself() -> None:
     bench.settle()
     assert idle.kv_length == 0
     assert shape(bench.step()) == []
+
+
+def learned(bench: Bench, base: float, slope: float) -> None:
+    """Steps of every size that take `base` + `slope` a token."""
+    for _ in range(200):
+        for tokens in (1, 8, 64, 256):
+            bench.scheduler.step_time.learn(0, tokens, base + slope * tokens)
+
+
+@pytest.mark.parametrize(("slope", "allowed"), [(0.001, 11), (0.0001, 101)])
+def test_background_lengthens_a_step_by_at_most_one_decode_step(slope: float, allowed: int) -> None:
+    """A decode step takes 10 ms and a bit; so may the background part of a step."""
+    bench = Bench(blocks=1000, step_tokens=512, background=None)
+    learned(bench, 0.010, slope)
+    answer = bench.context(3, generates=True)
+    bench.step()
+    thinking = bench.context(2000, "background")
+    assert shape(bench.step()) == [(answer.id, 1), (thinking.id, allowed)]
+
+
+def test_background_alone_keeps_the_step_about_two_decodes_long() -> None:
+    bench = Bench(blocks=1000, step_tokens=512, background=None)
+    learned(bench, 0.010, 0.001)
+    bench.context(2000, "background")
+    (work,) = bench.step().work
+    assert work.count == 16
+
+
+def test_background_that_never_got_anything_gets_one_share_in_the_end() -> None:
+    bench = Bench(blocks=4000, step_tokens=16)
+    thinking = bench.context(40, "background")
+    bench.context(16 * 200)
+    steps = [shape(bench.step()) for _ in range(130)]
+    served = [i for i, step in enumerate(steps) if (thinking.id, 8) in step]
+    assert served == [64, 129]
+
+
+def test_a_payer_waits_for_its_allowance_and_others_do_not() -> None:
+    bench = Bench(limits=RateLimits(0.0, 6.0, 0.0))
+    bench.context(20, "background", payer=1)
+    bench.context(4, "background", payer=2)
+    first = shape(bench.step())
+    assert first == [(0, 8)], "a bucket that was never used is not asked"
+    assert shape(bench.step()) == [(1, 4)]
+    pending = [bench.contexts[0]]
+    wait = bench.scheduler.wait_seconds(pending)
+    assert wait == pytest.approx(3 / 6)
+    bench.now += wait or 0.0
+    assert shape(bench.step()) == [(0, 1)]
+
+
+def test_only_limited_background_work_makes_the_loop_wait() -> None:
+    bench = Bench(limits=RateLimits(2.0, 0.0, 0.0))
+    limited = bench.context(20, "background", payer=1)
+    bench.step()
+    assert (bench.scheduler.wait_seconds([limited]) or 0) > 0
+    sent = bench.context(5)
+    assert bench.scheduler.wait_seconds([limited, sent]) == 0.0
+    assert bench.scheduler.wait_seconds([]) is None
+
+
+def draft(context: Context, length: int) -> None:
+    assert context.generation is not None
+    context.generation.proposal = [1] * length
+
+
+def test_a_draft_alone_may_fill_the_step_and_shared_ones_may_not() -> None:
+    alone = Bench(blocks=1000, step_tokens=64)
+    only = alone.context(3, generates=True)
+    draft(only, 100)
+    assert [work.tokens for work in alone.step().work] == [64]
+    shared = Bench(blocks=1000, step_tokens=64)
+    learned(shared, 0.010, 0.001)
+    for _ in range(4):
+        draft(shared.context(1, generates=True), 100)
+    drafted = sum(len(work.draft) for work in shared.step().work)
+    assert 5 <= drafted <= 7
+
+
+def test_a_draft_shrinks_to_the_blocks_that_are_free() -> None:
+    bench = Bench(blocks=4, step_tokens=64)
+    idle = bench.context(8)
+    bench.settle()
+    speaker = bench.context(3, generates=True)
+    draft(speaker, 40)
+    plan = bench.step()
+    assert plan.discards == []
+    assert idle.blocks
+    assert [len(work.draft) for work in plan.work] == [5]
+
+
+def test_models_share_the_step_and_not_their_blocks() -> None:
+    bench = Bench(blocks=4, step_tokens=32)
+    other = BlockPool(4, 4)
+    bench.context(16)
+    bench.settle()
+    thinking = Context(50, other, "foreground", arrival=50, model=1)
+    thinking.append([0] * 16)
+    bench.contexts.append(thinking)
+    plan = bench.scheduler.plan([thinking], lambda: bench.contexts[:1])
+    assert shape(plan) == [(50, 16)]
+    assert plan.discards == []
+
+
+def test_a_full_pool_of_one_model_does_not_stop_the_other() -> None:
+    bench = Bench(blocks=2, step_tokens=32)
+    bench.context(30)
+    other = Context(50, BlockPool(8, 4), "foreground", arrival=50, model=1)
+    other.append([0] * 8)
+    plan = bench.scheduler.plan([*bench.contexts, other], list)
+    assert shape(plan) == [(50, 8)]
