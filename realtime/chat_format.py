@@ -105,6 +105,10 @@ class ChatFormat:
         """For one generation."""
         return Detokenizer(self._token_bytes)
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """What a token stands for; of a special one, its name."""
+        return self._token_bytes[token_id] or (self.tokenizer.id_to_token(token_id) or "").encode()
+
     def stable_tokenizer(self) -> StableTokenizer:
         """For one input buffer."""
         return StableTokenizer(self._plain, self._splits_safely)

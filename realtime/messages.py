@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
+from engine.messages import Grammar, Sampling
+
 # To a node
 
 
@@ -44,16 +46,22 @@ class ClientEvent(msgspec.Struct, tag="event"):
 
 
 class Completion(msgspec.Struct, tag="completion"):
-    """One `/v1/chat/completions` call. Chunks go back as deliveries to `connection`; see `CompletionPart`."""
+    """One `/v1/chat/completions` call. Chunks go back as deliveries to `connection`; see `CompletionPart`.
+
+    `seed` None asks for a fresh one; the one in `sampling` means nothing. `choices` answers are wanted.
+    """
 
     connection: str
     web: str
     messages: list[dict[str, str]]
     max_tokens: int | None
-    temperature: float
-    top_p: float
+    sampling: Sampling
     seed: int | None
     received_at: float
+    choices: int = 1
+    stop: list[str] = []
+    top_logprobs: int | None = None
+    grammar: Grammar | None = None
 
 
 class CancelCompletion(msgspec.Struct, tag="cancel_completion"):
@@ -102,14 +110,41 @@ class Delivery(msgspec.Struct):
     seq: int = -1
 
 
-class CompletionPart(msgspec.Struct):
-    """The `event` of a delivery that answers a `Completion`. The last part has a `finish_reason` or an `error`."""
+class TopLogprob(msgspec.Struct):
+    """A token as text and as bytes (which may be a part of a character), with its natural log probability."""
 
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(TopLogprob):
+    """A token of the answer, and the most likely ones in its place, best first."""
+
+    top_logprobs: list[TopLogprob]
+
+
+class CompletionUsage(msgspec.Struct):
+    """Tokens of a whole call; the prompt counts once, however many choices there are."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    reasoning_tokens: int = 0
+
+
+class CompletionPart(msgspec.Struct, omit_defaults=True):
+    """The `event` of a delivery that answers a `Completion`: the next piece of choice `index`.
+
+    The last one of a choice has a `finish_reason`; the last one of the call has the `usage` or an error.
+    """
+
+    index: int = 0
     text: str = ""
+    reasoning: str = ""
+    logprobs: list[TokenLogprob] = []
     finish_reason: str = ""
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    completion_tokens: int = 0
+    usage: CompletionUsage | None = None
     error_code: str = ""
     error_message: str = ""
 

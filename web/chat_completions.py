@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import msgspec
@@ -14,8 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from engine.messages import Sampling
-from realtime.messages import CompletionPart
+from realtime.messages import CompletionPart, CompletionUsage
 from web.auth import authenticate, origin_allowed
 from web.completion_call import ClientGone, CompletionCall
 from web.completion_request import CompletionRequest, parse_completion_request
@@ -23,10 +22,10 @@ from web.errors import ApiError, engine_unavailable
 from web.models import DEFAULT_MODEL, model_not_found
 from web.state import Web, web_of
 
-_SAMPLING = Sampling()
 _STATUS = {
     "context_length_exceeded": 400,
     "invalid_value": 400,
+    "invalid_output": 500,
     "engine_overloaded": 429,
     "engine_unavailable": 503,
     "cancelled": 503,
@@ -48,7 +47,7 @@ async def chat_completions(request: Request) -> Response:
     try:
         if asked.stream:
             return await _streamed(call, asked)
-        return await _whole(call)
+        return await _whole(call, asked)
     except BaseException as error:
         await call.end()
         if isinstance(error, ClientGone):
@@ -78,10 +77,13 @@ async def _start(web: Web, request: Request, asked: CompletionRequest, received_
         await call.start(
             messages=[message.to_wire() for message in asked.messages],
             max_tokens=asked.token_limit,
-            temperature=_SAMPLING.temperature if asked.temperature is None else asked.temperature,
-            top_p=_SAMPLING.top_p if asked.top_p is None else asked.top_p,
+            sampling=asked.sampling,
             seed=asked.seed,
             received_at=received_at,
+            choices=asked.n or 1,
+            stop=asked.stops,
+            top_logprobs=asked.top_logprobs_wanted,
+            grammar=asked.grammar,
         )
     except (redis.RedisError, OSError, TimeoutError):
         await call.end()
@@ -89,23 +91,51 @@ async def _start(web: Web, request: Request, asked: CompletionRequest, received_
     return call
 
 
-async def _whole(call: CompletionCall) -> Response:
-    text: list[str] = []
+async def _whole(call: CompletionCall, asked: CompletionRequest) -> Response:
+    choices = [_WholeChoice(index, bool(asked.logprobs)) for index in range(asked.n or 1)]
     async for part in call.parts():
         if part is None:
             continue
         _raise_error(part)
-        text.append(part.text)
-        if part.finish_reason:
-            choice = {
-                "index": 0,
-                "message": {"role": "assistant", "content": "".join(text), "refusal": None},
-                "finish_reason": part.finish_reason,
-                "logprobs": None,
-            }
+        choices[part.index].add(part)
+        if part.usage is not None:
             await call.end()
-            return JSONResponse(_envelope(call, "chat.completion", [choice], usage=_usage(part)))
+            wire = [choice.to_wire() for choice in choices]
+            return JSONResponse(_envelope(call, "chat.completion", wire, usage=_usage(part.usage)))
     raise engine_unavailable()
+
+
+class _WholeChoice:
+    """One choice, collected from its parts."""
+
+    def __init__(self, index: int, logprobs: bool) -> None:
+        self._index = index
+        self._text: list[str] = []
+        self._reasoning: list[str] = []
+        self._logprobs: list[dict[str, Any]] | None = [] if logprobs else None
+        self._finish_reason = ""
+
+    def add(self, part: CompletionPart) -> None:
+        self._text.append(part.text)
+        self._reasoning.append(part.reasoning)
+        if self._logprobs is not None:
+            self._logprobs += msgspec.to_builtins(part.logprobs)
+        self._finish_reason = part.finish_reason or self._finish_reason
+
+    def to_wire(self) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": "".join(self._text), "refusal": None}
+        if reasoning := "".join(self._reasoning):
+            message["reasoning_content"] = reasoning
+        return {
+            "index": self._index,
+            "message": message,
+            "finish_reason": self._finish_reason,
+            "logprobs": _logprobs(self._logprobs),
+        }
+
+
+def _logprobs(content: list[dict[str, Any]] | None) -> dict[str, Any] | None:
+    return None if content is None else {"content": content, "refusal": None}
 
 
 async def _streamed(call: CompletionCall, asked: CompletionRequest) -> Response:
@@ -114,7 +144,7 @@ async def _streamed(call: CompletionCall, asked: CompletionRequest) -> Response:
     first = await anext(parts)
     if first is not None:
         _raise_error(first)
-    return _Stream(call, _chain(first, parts), asked.include_usage)
+    return _Stream(call, _chain(first, parts), asked)
 
 
 async def _chain(
@@ -133,13 +163,16 @@ def _raise_error(part: CompletionPart) -> None:
 class _Stream(Response):
     """Server-sent chunks; not Starlette's streaming response, because the call itself watches for the disconnect."""
 
-    def __init__(self, call: CompletionCall, parts: AsyncIterator[CompletionPart | None], usage: bool) -> None:
+    def __init__(
+        self, call: CompletionCall, parts: AsyncIterator[CompletionPart | None], asked: CompletionRequest
+    ) -> None:
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         super().__init__(status_code=200, headers=headers, media_type="text/event-stream")
         del self.headers["content-length"]
         self._call = call
         self._parts = parts
-        self._usage = usage
+        self._choices = asked.n or 1
+        self._usage = asked.include_usage
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
@@ -153,7 +186,8 @@ class _Stream(Response):
             await asyncio.shield(self._call.end())
 
     async def _records(self) -> AsyncIterator[bytes]:
-        yield self._chunk({"role": "assistant", "content": ""})
+        for index in range(self._choices):
+            yield self._chunk(index, {"role": "assistant", "content": ""})
         async for part in self._parts:
             if part is None:
                 yield b": ping\n\n"
@@ -161,17 +195,31 @@ class _Stream(Response):
             if part.error_code:
                 yield _record(ApiError(500, part.error_code, part.error_message).to_wire())
                 return
-            if part.text:
-                yield self._chunk({"content": part.text})
-            if part.finish_reason:
-                yield self._chunk({}, part.finish_reason)
+            for record in self._chunks(part):
+                yield record
+            if part.usage is not None:
                 if self._usage:
-                    yield _record(_envelope(self._call, "chat.completion.chunk", [], usage=_usage(part)))
+                    yield _record(_envelope(self._call, "chat.completion.chunk", [], usage=_usage(part.usage)))
                 yield b"data: [DONE]\n\n"
                 return
 
-    def _chunk(self, delta: dict[str, Any], finish_reason: str | None = None) -> bytes:
-        choice = {"index": 0, "delta": delta, "finish_reason": finish_reason, "logprobs": None}
+    def _chunks(self, part: CompletionPart) -> Iterator[bytes]:
+        if part.reasoning:
+            yield self._chunk(part.index, {"reasoning_content": part.reasoning})
+        if part.text or part.logprobs:
+            logprobs = _logprobs(msgspec.to_builtins(part.logprobs)) if part.logprobs else None
+            yield self._chunk(part.index, {"content": part.text}, logprobs=logprobs)
+        if part.finish_reason:
+            yield self._chunk(part.index, {}, part.finish_reason)
+
+    def _chunk(
+        self,
+        index: int,
+        delta: dict[str, Any],
+        finish_reason: str | None = None,
+        logprobs: dict[str, Any] | None = None,
+    ) -> bytes:
+        choice = {"index": index, "delta": delta, "finish_reason": finish_reason, "logprobs": logprobs}
         extra = {"usage": None} if self._usage else {}
         return _record(_envelope(self._call, "chat.completion.chunk", [choice], **extra))
 
@@ -187,12 +235,13 @@ def _envelope(call: CompletionCall, kind: str, choices: list[dict[str, Any]], **
     }
 
 
-def _usage(part: CompletionPart) -> dict[str, Any]:
+def _usage(usage: CompletionUsage) -> dict[str, Any]:
     return {
-        "prompt_tokens": part.prompt_tokens,
-        "completion_tokens": part.completion_tokens,
-        "total_tokens": part.prompt_tokens + part.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": part.cached_tokens},
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
     }
 
 

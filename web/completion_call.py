@@ -76,7 +76,7 @@ class CompletionCall:
                     yield None
                 for event in events:
                     part = _part_decoder.decode(event)
-                    self._finished = bool(part.finish_reason or part.error_code)
+                    self._finished = bool(part.usage or part.error_code)
                     yield part
         finally:
             for task in (gone, waiting):

@@ -9,14 +9,22 @@ import httpx
 import openai
 import pytest
 
-from realtime.messages import CancelCompletion, Completion, CompletionPart
+from engine.messages import Grammar, Sampling
+from realtime.messages import (
+    CancelCompletion,
+    Completion,
+    CompletionPart,
+    CompletionUsage,
+    TokenLogprob,
+    TopLogprob,
+)
 from tests.web.conftest import LIMIT_S, Node, Running, Serve
 from web.completion_request import parse_completion_request
 from web.errors import ApiError
 
 ASKED: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
 TEXT = [CompletionPart(text="Hello"), CompletionPart(text=" there")]
-LAST = CompletionPart(text="!", finish_reason="stop", prompt_tokens=9, cached_tokens=4, completion_tokens=3)
+LAST = CompletionPart(text="!", finish_reason="stop", usage=CompletionUsage(9, 4, 3))
 Answer = Callable[..., asyncio.Task[Completion]]
 
 
@@ -55,7 +63,7 @@ async def test_a_whole_answer(server: Running, answer: Answer) -> None:
     assert result.usage.prompt_tokens_details is not None
     assert result.usage.prompt_tokens_details.cached_tokens == 4
     posted = await call
-    assert (posted.max_tokens, posted.temperature, posted.seed) == (7, 0.5, 3)
+    assert (posted.max_tokens, posted.sampling, posted.seed) == (7, Sampling(temperature=0.5), 3)
     assert posted.messages == [{"role": "user", "content": "Hi"}]
 
 
@@ -71,6 +79,97 @@ async def test_a_streamed_answer(server: Running, answer: Answer) -> None:
     assert chunks[-1].choices == []
     assert chunks[-1].usage is not None
     assert chunks[-1].usage.total_tokens == 12
+
+
+def token(text: str, logprob: float = -0.5) -> TokenLogprob:
+    other = TopLogprob("no", -2.0, list(b"no"))
+    return TokenLogprob(text, logprob, list(text.encode()), [TopLogprob(text, logprob, list(text.encode())), other])
+
+
+CHOICES = (
+    CompletionPart(index=0, reasoning="Hm."),
+    CompletionPart(index=1, text="B", logprobs=[token("B")]),
+    CompletionPart(index=0, text="A", logprobs=[token("A")]),
+    CompletionPart(index=1, finish_reason="length"),
+    CompletionPart(index=0, finish_reason="stop"),
+    CompletionPart(usage=CompletionUsage(9, 4, 3, reasoning_tokens=1)),
+)
+
+
+async def test_choices_with_logprobs_and_reasoning(server: Running, answer: Answer) -> None:
+    answer(*CHOICES)
+    async with sdk(server) as client:
+        result = await client.chat.completions.create(**ASKED, n=2, logprobs=True, top_logprobs=2)
+    first, second = result.choices
+    assert (first.index, first.message.content, first.finish_reason) == (0, "A", "stop")
+    assert (second.index, second.message.content, second.finish_reason) == (1, "B", "length")
+    assert first.message.model_dump()["reasoning_content"] == "Hm."
+    assert "reasoning_content" not in second.message.model_dump()
+    assert first.logprobs is not None
+    assert first.logprobs.content is not None
+    (scored,) = first.logprobs.content
+    assert (scored.token, scored.logprob, scored.bytes) == ("A", -0.5, [65])
+    assert [(top.token, top.logprob) for top in scored.top_logprobs] == [("A", -0.5), ("no", -2.0)]
+    assert result.usage is not None
+    assert (result.usage.prompt_tokens, result.usage.total_tokens) == (9, 12)
+    assert result.usage.completion_tokens_details is not None
+    assert result.usage.completion_tokens_details.reasoning_tokens == 1
+
+
+async def test_streamed_choices_carry_their_index(server: Running, answer: Answer) -> None:
+    answer(*CHOICES)
+    async with sdk(server) as client:
+        stream = await client.chat.completions.create(**ASKED, n=2, logprobs=True, stream=True)
+        chunks = [chunk.choices[0] async for chunk in stream]
+    assert [(chunk.index, chunk.delta.role) for chunk in chunks[:2]] == [(0, "assistant"), (1, "assistant")]
+    assert chunks[2].delta.model_dump()["reasoning_content"] == "Hm."
+    assert [(chunk.index, chunk.delta.content) for chunk in chunks[3:5]] == [(1, "B"), (0, "A")]
+    assert chunks[3].logprobs is not None
+    assert chunks[3].logprobs.content is not None
+    assert chunks[3].logprobs.content[0].token == "B"
+    assert [(chunk.index, chunk.finish_reason) for chunk in chunks[5:]] == [(1, "length"), (0, "stop")]
+
+
+async def test_everything_that_changes_the_answer_reaches_the_node(server: Running, answer: Answer) -> None:
+    call = answer(LAST)
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    wanted: Any = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    async with sdk(server) as client:
+        await client.chat.completions.create(
+            **ASKED,
+            top_p=0.5,
+            presence_penalty=1,
+            frequency_penalty=-1.5,
+            logit_bias={"7": -100},
+            logprobs=True,
+            response_format=wanted,
+            extra_body={"top_k": 5, "min_p": 0.1, "repetition_penalty": 1.2},
+        )
+    posted = await call
+    assert posted.sampling == Sampling(
+        top_p=0.5,
+        top_k=5,
+        min_p=0.1,
+        repetition_penalty=1.2,
+        presence_penalty=1.0,
+        frequency_penalty=-1.5,
+        logit_bias={7: -100.0},
+    )
+    assert (posted.seed, posted.top_logprobs, posted.choices) == (None, 0, 1)
+    assert posted.grammar == Grammar("json_schema", json.dumps(schema))
+
+
+async def test_an_answer_that_breaks_its_schema_is_an_error(server: Running, answer: Answer) -> None:
+    answer(CompletionPart(text="{"), CompletionPart(error_code="invalid_output", error_message="no JSON"))
+    async with sdk(server) as client:
+        with pytest.raises(openai.InternalServerError) as error:
+            await client.chat.completions.create(**ASKED, response_format={"type": "json_object"})
+    assert error.value.code == "invalid_output"
+
+
+@pytest.mark.parametrize(("given", "stops"), [(None, []), ("", []), ([], []), ("\n", ["\n"]), (["a", "b"], ["a", "b"])])
+def test_stops_are_one_string_or_several(given: Any, stops: list[str]) -> None:
+    assert parse_completion_request(json.dumps({**ASKED, "stop": given}).encode()).stops == stops
 
 
 async def test_usage_is_only_streamed_on_request(server: Running, answer: Answer) -> None:
@@ -211,9 +310,29 @@ async def test_models_are_listed(server: Running, node: Node) -> None:
         ),
         ({"temperature": 3}, "invalid_value", "temperature"),
         ({"max_tokens": 0}, "invalid_value", "max_tokens"),
-        ({"n": 2}, "unsupported_parameter", "n"),
+        ({"n": 0}, "invalid_value", "n"),
+        ({"n": 17}, "invalid_value", "n"),
+        ({"stop": ["a", "b", "c", "d", "e"]}, "invalid_value", "stop"),
+        ({"stop": ["a", ""]}, "invalid_value", "stop[1]"),
+        ({"stop": 5}, "invalid_value", "stop"),
+        ({"logprobs": True, "top_logprobs": 21}, "invalid_value", "top_logprobs"),
+        ({"top_logprobs": 2}, "invalid_value", "top_logprobs"),
+        ({"logit_bias": {"x": 1}}, "invalid_value", "logit_bias.x"),
+        ({"logit_bias": {"5": 101}}, "invalid_value", "logit_bias.5"),
+        ({"presence_penalty": -3}, "invalid_value", "presence_penalty"),
+        ({"frequency_penalty": 3}, "invalid_value", "frequency_penalty"),
+        ({"repetition_penalty": 0}, "invalid_value", "repetition_penalty"),
+        ({"min_p": 2}, "invalid_value", "min_p"),
+        ({"top_k": -2}, "invalid_value", "top_k"),
+        ({"seed": 2**63}, "invalid_value", "seed"),
+        ({"response_format": {"type": "xml"}}, "invalid_value", "response_format.type"),
+        (
+            {"response_format": {"type": "json_schema"}},
+            "missing_required_parameter",
+            "response_format.json_schema",
+        ),
+        ({"response_format": {"type": "json_object"}, "stop": "}"}, "invalid_value", "stop"),
         ({"tools": [{"type": "function"}]}, "unsupported_parameter", "tools"),
-        ({"stop": ["."]}, "unsupported_parameter", "stop"),
         ({"made_up": 1}, "unsupported_parameter", "made_up"),
     ],
 )
@@ -239,7 +358,7 @@ def test_a_missing_parameter_is_named() -> None:
 def test_harmless_parameters_and_text_parts_are_accepted() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     messages = [{"role": "developer", "content": "x"}, {"role": "user", "content": parts}]
-    neutral = {"n": 1, "tools": [], "stop": None, "logprobs": False, "user": "u", "presence_penalty": 0}
+    neutral = {"n": 1, "tools": [], "stop": None, "logprobs": False, "top_logprobs": 0, "user": "u"}
     asked = parse_completion_request(json.dumps({"model": "tiny", "messages": messages, **neutral}).encode())
     assert [message.to_wire() for message in asked.messages] == [
         {"role": "system", "content": "x"},
