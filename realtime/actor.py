@@ -270,9 +270,10 @@ class Actor:
 
     def turn_done(self, turn: Turn, generated: list[int]) -> None:
         """The turn's last word: `generated` is what followed its prompt."""
-        fmt = self.node.format
-        run = [*fmt.assistant_open, *generated, *fmt.assistant_close]
-        self.prompt.remember([item["id"] for item in turn.response.items], run)
+        if not turn.reasoned:
+            fmt = self.node.format
+            run = [*fmt.assistant_open, *generated, *fmt.assistant_close]
+            self.prompt.remember([item["id"] for item in turn.response.items], run)
         record = turn.trace.record(turn.response.id, turn.usage)
         self.node.metrics.turn(record)
         self.node.publisher.write(lambda pipeline: add_turn(pipeline, record))

@@ -19,12 +19,12 @@ class ReasoningFilter:
     """Feed it text in any pieces: the same reasoning and the same answer come out, in this order.
 
     A block that is never closed is all reasoning. White space next to a tag belongs to neither. `opened`: the prompt
-    ends with the opening tag. `<think>` after the beginning is text.
+    ends with the opening tag. `<think>` after the beginning is text. `found` says whether there is a block.
     """
 
     def __init__(self, opened: bool = False) -> None:
         self._place: Literal["before", "inside", "after"] = "inside" if opened else "before"
-        self._after_tag = opened
+        self._after_tag = self.found = opened
         self._pending = ""
 
     @property
@@ -55,7 +55,7 @@ class ReasoningFilter:
     def _begin(self) -> None:
         text = self._pending.lstrip()
         if text.startswith(OPEN):
-            self._place, self._after_tag = "inside", True
+            self._place, self._after_tag, self.found = "inside", True, True
             self._pending = text[len(OPEN) :]
         elif not OPEN.startswith(text):
             self._place = "after"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import time
 from collections.abc import Callable
 
@@ -16,11 +17,14 @@ from realtime.node import Node
 class SessionContext:
     """`on_prefilled` hears of every step that computed tokens of this session's prompt."""
 
+    _payers = itertools.count(1)
+
     def __init__(self, node: Node, journal: Journal, on_prefilled: Callable[[Prefilled], None]) -> None:
         self._node = node
         self._journal = journal
         self._on_prefilled = on_prefilled
         self._handle: ContextHandle | None = None
+        self._payer = next(self._payers)
 
     @property
     def now(self) -> ContextHandle | None:
@@ -30,7 +34,7 @@ class SessionContext:
             self._handle = None
         elif self._handle is None:
             try:
-                self._handle = client.open("background")
+                self._handle = client.open("background", payer=self._payer)
             except (EngineLost, EngineError):
                 return None
             self._handle.on_prefilled = self._on_prefilled

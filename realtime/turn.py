@@ -18,6 +18,7 @@ from engine.messages import GenerateParams, Grammar
 from realtime.hermes import call_object_prefix, call_schema
 from realtime.ids import new_id
 from realtime.messages import ToolProgress
+from realtime.reasoning import ReasoningFilter
 from realtime.response import Event, Response
 from realtime.session_config import SessionConfig
 from realtime.tasks import cancel_and_wait
@@ -48,7 +49,8 @@ class _OutOfTokens(Exception):
 
 
 class Turn:
-    """`tokens` is what the context holds or must hold: the prompt and, as it comes, what follows it."""
+    """`tokens` is what the context holds or must hold: the prompt and, as it comes, what follows it. `reasoned` is set
+    when some of that is a reasoning block, which no later turn gets to see."""
 
     def __init__(
         self, actor: Actor, response: Response, config: SessionConfig, prompt: list[int], trace: TurnTrace
@@ -57,6 +59,7 @@ class Turn:
         self.usage = TurnUsage()
         self.tokens = list(prompt)
         self.trace = trace
+        self.reasoned = False
         self._actor = actor
         self._node = actor.node
         self._config = config
@@ -149,14 +152,18 @@ class Turn:
     async def _free_round(self) -> list[ToolCall]:
         """Answer text goes out as it comes; returns the calls the model made, if any."""
         detokenizer = self._node.format.detokenizer()
+        reasoning = ReasoningFilter()
         parser = ToolCallParser(self._tools.names) if self._tools else None
         calls: list[ToolCall] = []
         stream = self._stream(None)
         async for batch in stream:
             self.trace.first_token()
-            if self._on_text(detokenizer.feed(batch), parser, calls):
+            answer = reasoning.feed(detokenizer.feed(batch)).answer
+            self.reasoned |= reasoning.found
+            if self._on_text(answer, parser, calls):
                 break
-        self._on_text(detokenizer.finish(), parser, calls)
+        rest = reasoning.feed(detokenizer.finish()).answer + reasoning.finish().answer
+        self._on_text(rest, parser, calls)
         if parser is not None:
             self._on_pieces(parser.finish(), calls)
         await stream.aclose()
@@ -185,10 +192,11 @@ class Turn:
     async def _stream(self, grammar: Grammar | None) -> AsyncGenerator[list[int]]:
         """Tokens of one generation, appended to `tokens`. An engine that dies is waited for and the generation goes on
         from what was already said; constrained ones begin anew, since nothing of them was shown."""
-        start, produced = len(self.tokens), 0
+        start, budget = len(self.tokens), self._budget
+        self._reason = ""
         while True:
             params = GenerateParams(
-                max_tokens=self._budget - produced,
+                max_tokens=self._budget,
                 sampling=self._node.sampling(self._config, self._seed),
                 stop_token_ids=self._node.format.stop_token_ids,
                 grammar=grammar,
@@ -197,7 +205,7 @@ class Turn:
                 generation = await self._generate(params)
                 async for batch in generation:
                     self.tokens += batch
-                    produced += len(batch)
+                    self._budget -= len(batch)
                     self.usage.generated(len(batch))
                     yield batch
             except EngineLost:
@@ -206,13 +214,15 @@ class Turn:
                     raise
                 if grammar is not None:
                     del self.tokens[start:]
-                    self.usage.generated(-produced)
-                    produced = 0
+                    self.usage.generated(self._budget - budget)
+                    self._budget = budget
+                if not self._budget:
+                    self._reason = "length"
+                    return
                 continue
             if generation.finished is not None:
                 self._reason = generation.finished.reason
                 self.usage.add(generation.finished)
-                self._budget -= generation.finished.output_tokens
             return
 
     async def _generate(self, params: GenerateParams) -> Any:
@@ -232,10 +242,15 @@ class Turn:
     # Tool calls
 
     async def _run_calls(self, calls: list[ToolCall]) -> bool:
-        """Runs what the server can run; True when the client must go on (it owns one of the functions)."""
+        """Runs what the server can run; True when that ends the response: the client owns one of the functions, or no
+        tokens are left."""
         fmt = self._node.format
         if any(self._tools.is_client_function(call.name) for call in calls):
             self._hand_over(calls)
+            return True
+        if self._reason == "length" or not self._budget:
+            # Nothing is left to answer with.
+            self._reason = "length"
             return True
         context = await self._actor.context.wait()
         context.sync(self.tokens)
@@ -246,11 +261,13 @@ class Turn:
         return False
 
     def _hand_over(self, calls: list[ToolCall]) -> None:
+        """Only whole calls: a malformed one would stay in the history for ever."""
         for call in calls:
-            self._emit(self.response.open_call("function_call", call.name))
-            self._emit(self.response.call_arguments(call.arguments))
-            self._emit(self.response.call_arguments_done())
-            self._emit(self.response.close_call(error=call.problem or None))
+            if not call.problem:
+                self._emit(self.response.open_call("function_call", call.name))
+                self._emit(self.response.call_arguments(call.arguments))
+                self._emit(self.response.call_arguments_done())
+                self._emit(self.response.close_call())
 
     async def _run_call(self, call: ToolCall, context: ContextHandle) -> str:
         """The text that the model gets back: the tool's output, or what went wrong."""
