@@ -11,6 +11,35 @@ from realtime.messages import TurnRecord
 BUCKETS = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10, 30, 60)
 
 
+_ENGINE_COUNTERS = {
+    "steps": ("midstream_engine_steps", "Steps of the engine."),
+    "step_seconds": ("midstream_engine_step_seconds", "Time spent in steps."),
+    "prefill_tokens": ("midstream_engine_prefill_tokens", "Prompt tokens computed."),
+    "decode_tokens": ("midstream_engine_decode_tokens", "Tokens generated."),
+    "prefix_hit_tokens": ("midstream_prefix_hit_tokens", "Prompt tokens found in the prefix cache."),
+    "drafted_tokens": ("midstream_drafted_tokens", "Guessed tokens that were verified."),
+    "accepted_tokens": ("midstream_accepted_tokens", "Guessed tokens that were right."),
+    "preemptions": ("midstream_preemptions", "Contexts that had to give their KV blocks back."),
+}
+
+
+class _EngineCounters:
+    """The engine's own counters, passed on; they begin anew when the engine is a new one."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._counters = {
+            field: Counter(name, text, ("node",), registry=registry) for field, (name, text) in _ENGINE_COUNTERS.items()
+        }
+        self._seen: dict[str, float] = {}
+
+    def update(self, node: str, stats: Stats) -> None:
+        for field, counter in self._counters.items():
+            value = float(getattr(stats, field))
+            seen = self._seen.get(field, 0.0)
+            counter.labels(node).inc(value - seen if value >= seen else value)
+            self._seen[field] = value
+
+
 class TurnMetrics:
     """One registry per host process; every series carries the node."""
 
@@ -59,6 +88,7 @@ class TurnMetrics:
         self._requests = Gauge(
             "midstream_contexts", "Contexts with work, by state.", ("node", "state"), registry=self.registry
         )
+        self._engine = _EngineCounters(self.registry)
         self._sessions = Gauge("midstream_sessions", "Sessions in memory.", ("node",), registry=self.registry)
         self._engine_up = Gauge("midstream_engine_up", "1 while an engine answers.", ("node",), registry=self.registry)
 
@@ -86,8 +116,10 @@ class TurnMetrics:
         self._sessions.labels(node).set(sessions)
         self._engine_up.labels(node).set(stats is not None)
         if stats is not None:
-            for state in ("free", "running", "idle", "held"):
+            self._blocks.labels(node, "free").set(stats.blocks_free - stats.blocks_cached)
+            for state in ("cached", "running", "idle", "held"):
                 self._blocks.labels(node, state).set(getattr(stats, f"blocks_{state}"))
+            self._engine.update(node, stats)
             self._requests.labels(node, "running").set(stats.running)
             self._requests.labels(node, "waiting").set(stats.waiting)
         return generate_latest(self.registry)

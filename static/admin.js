@@ -28,6 +28,8 @@ function emptyRow(columns) {
 
 const sum = (name) => state.nodes.reduce((total, { stats }) => total + (stats[name] ?? 0), 0);
 
+const percent = (name, whole) => (whole ? `${Math.round((100 * sum(name)) / whole)} %` : null);
+
 function tile(title, value, metric, alarm = false) {
   const element = document.createElement("section");
   element.className = alarm ? "tile alarm" : "tile";
@@ -66,6 +68,8 @@ function drawTiles() {
     tile("First token, p50", firstToken("p50"), "midstream_time_to_first_token_seconds"),
     tile("First token, p95", firstToken("p95"), "midstream_time_to_first_token_seconds"),
     tile("KV held", blocks ? `${Math.round((100 * sum("blocks_held")) / blocks)} %` : null, "midstream_kv_blocks"),
+    tile("Prefix found in KV", percent("prefix_hit_tokens", sum("prefix_hit_tokens") + sum("prefill_tokens")), "midstream_prefix_hit_tokens"),
+    tile("Guesses right", percent("accepted_tokens", sum("drafted_tokens")), "midstream_accepted_tokens"),
     tile("Last heartbeat", age === null ? null : `${age.toFixed(1)} s ago`, "ms:node:{id}", age === null || age > HEARTBEAT_LIMIT_S),
     tile("Redis", state.redis ? "answers" : "away", "ms:*", !state.redis),
   );
