@@ -8,11 +8,18 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 
 def log(line: str) -> None:
     """One line on stderr; the supervisor adds which process speaks."""
     print(line, file=sys.stderr, flush=True)
+
+
+def start_ranks(count: int) -> NoReturn:
+    """Becomes torchrun, which starts this program `count` times."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}", "-m", "engine.process"]
+    os.execv(sys.executable, [sys.executable, *launcher, *sys.argv[1:]])
 
 
 def main() -> None:
@@ -25,12 +32,26 @@ def main() -> None:
     # that made a step ten times slower. It must be set before torch loads, hence the imports down here.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     from engine.model.loader import ModelError
+    from engine.model.tensor_parallel import is_follower, is_started
     from engine.server import EngineServer
     from engine.settings import EngineSettings
-    from engine.startup import build_engine
+    from engine.startup import build_engine, follow_engine
+
+    settings = EngineSettings()
+    if settings.tensor_parallel > 1 and not is_started():
+        start_ranks(settings.tensor_parallel)
+
+    def progress(stage: str, done: float) -> None:
+        log(f"{stage} {done:.0%}")
 
     try:
-        core, ready = build_engine(EngineSettings(), lambda stage, done: log(f"{stage} {done:.0%}"), log)
+        if is_follower():
+            # Rank 0 ends the others; a signal to the whole group must not end them under its hands.
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, signal.SIG_IGN)
+            follow_engine(settings, progress, lambda line: None)
+            return
+        core, ready = build_engine(settings, progress, log)
     except ModelError as error:
         log(f"error: {error}")
         raise SystemExit(1) from error
@@ -41,6 +62,8 @@ def main() -> None:
     gc.collect()
     gc.freeze()
     server.serve()
+    for model in core.models:
+        model.runner.close()
     gc.unfreeze()
 
 

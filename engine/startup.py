@@ -7,8 +7,8 @@ import os
 import time
 import uuid
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -16,9 +16,11 @@ from engine import messages as m
 from engine.admission import Admission
 from engine.core import EngineCore
 from engine.model.batch import Runner
+from engine.model.cpu.build import BuildError, build_kernels
 from engine.model.grammar import GrammarCompiler
-from engine.model.loader import Progress, load_model, model_name, prepare_model
-from engine.model.runner_transformers import TransformersRunner, kv_bytes_per_token
+from engine.model.loader import ModelError, Progress, load_model, model_name, prepare_model
+from engine.model.native_cpu import BLOCK_SIZE, NativeCpuRunner, check_supported, kv_bytes_per_token
+from engine.model.weights import NativeConfig, UnsupportedModel, load_weights
 from engine.rate_limit import RateLimits
 from engine.scheduler import Scheduler
 from engine.served_model import ServedModel
@@ -33,14 +35,10 @@ def build_engine(
     settings: EngineSettings, progress: Progress, log: Callable[[str], None]
 ) -> tuple[EngineCore, m.Ready]:
     """Loads and warms up. Raises `loader.ModelError`."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    threads = settings.torch_threads or len(os.sched_getaffinity(0))
-    torch.set_num_threads(threads)
-    dtype = _dtype(settings, device)
+    place = _place(settings, progress, log)
+    device, dtype = place.device, place.dtype
     names = [settings.model, *([settings.thinking_model] if settings.thinking_model else [])]
-    models = [
-        _serve(name, 1 / (len(names) - i), settings, dtype, device, threads, progress) for i, name in enumerate(names)
-    ]
+    models = [_serve(name, 1 / (len(names) - i), place) for i, name in enumerate(names)]
     now = time.time()
     core = EngineCore(
         models,
@@ -68,21 +66,100 @@ def build_engine(
     return core, ready
 
 
-def _serve(
-    name: str,
-    share: float,
-    settings: EngineSettings,
-    dtype: torch.dtype,
-    device: torch.device,
-    threads: int,
-    progress: Progress,
-) -> ServedModel:
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where models run."""
+
+    settings: EngineSettings
+    device: torch.device
+    dtype: torch.dtype
+    threads: int
+    progress: Progress
+    log: Callable[[str], None]
+
+
+def follow_engine(settings: EngineSettings, progress: Progress, log: Callable[[str], None]) -> None:
+    """Loads this rank's shard and computes what rank 0 computes, until that ends. Raises `loader.ModelError`."""
+    from engine.model.tensor_parallel import TensorParallelRunner
+
+    place = _place(settings, progress, log)
+    runner = _transformers_runner(prepare_model(settings.model, settings.model_cache, progress), 1.0, place)
+    assert isinstance(runner, TensorParallelRunner)
+    runner.follow()
+
+
+def _place(settings: EngineSettings, progress: Progress, log: Callable[[str], None]) -> _Place:
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if settings.tensor_parallel > 1:
+        from engine.model.tensor_parallel import join
+
+        if settings.thinking_model:
+            raise ModelError("a thinking model and tensor_parallel cannot be combined yet")
+        device = join(settings.tensor_parallel, device)
+    threads = settings.torch_threads or max(len(os.sched_getaffinity(0)) // _ranks_here(settings, device), 1)
+    torch.set_num_threads(threads)
+    return _Place(settings, device, _dtype(settings, device), threads, progress, log)
+
+
+def _ranks_here(settings: EngineSettings, device: torch.device) -> int:
+    """How many ranks share the cores."""
+    return settings.tensor_parallel if device.type == "cpu" else 1
+
+
+def _serve(name: str, share: float, place: _Place) -> ServedModel:
     """One model with its runner; its KV pool gets `share` of the memory that is left."""
-    folder = prepare_model(name, settings.model_cache, progress)
-    model = load_model(folder, dtype, device, progress)
-    blocks = _kv_tokens(settings, share, model.config, dtype, device) // settings.kv_block_size
-    runner: Runner = TransformersRunner(model, blocks, settings.kv_block_size)
-    return ServedModel(model_name(name), runner, GrammarCompiler.from_folder(folder, runner.vocab_size, threads))
+    folder = prepare_model(name, place.settings.model_cache, place.progress)
+    runner = _native_runner(folder, share, place) or _transformers_runner(folder, share, place)
+    return ServedModel(model_name(name), runner, GrammarCompiler.from_folder(folder, runner.vocab_size, place.threads))
+
+
+def _native_runner(folder: Path, share: float, place: _Place) -> Runner | None:
+    """None when the model, the machine or the settings ask for the transformers runner. Raises `ModelError` when the
+    settings leave no choice."""
+    settings = place.settings
+    if settings.runner == "transformers" or settings.tensor_parallel > 1:
+        return None
+    try:
+        return _make_native_runner(folder, share, place)
+    except (UnsupportedModel, BuildError) as reason:
+        if settings.runner == "native" or settings.weights != "auto":
+            raise ModelError(f"the native runner cannot be used: {reason}") from reason
+        place.log(f"using the transformers runner: {reason}")
+        return None
+
+
+def _make_native_runner(folder: Path, share: float, place: _Place) -> Runner:
+    settings, dtype = place.settings, place.dtype
+    if place.device.type != "cpu":
+        raise UnsupportedModel("it runs on CPUs only")
+    if settings.kv_block_size != BLOCK_SIZE:
+        raise UnsupportedModel(f"its KV blocks have {BLOCK_SIZE} tokens")
+    config = NativeConfig.from_folder(folder)
+    check_supported(config, dtype)
+    place.progress("compiling kernels", 0.0)
+    library = build_kernels(settings.model_cache)
+    weights = load_weights(folder, dtype, place.device, place.progress)
+    blocks = _kv_tokens(place, share, kv_bytes_per_token(config, dtype)) // BLOCK_SIZE
+    quantisation = "none" if settings.weights == "auto" else settings.weights
+    return NativeCpuRunner(weights, blocks, place.threads, quantisation, library)
+
+
+def _transformers_runner(folder: Path, share: float, place: _Place) -> Runner:
+    # Importing transformers takes longer than loading a small model: only who needs it waits for it.
+    from engine.model import runner_transformers as transformers_runner
+
+    if place.settings.weights != "auto":
+        raise ModelError(f"weights={place.settings.weights} needs the native runner")
+    shards = place.settings.tensor_parallel
+    model = load_model(folder, place.dtype, place.device, place.progress, shards)
+    bytes_per_token = transformers_runner.kv_bytes_per_token(model.config, place.dtype) // shards
+    blocks = _kv_tokens(place, share, bytes_per_token) // place.settings.kv_block_size
+    if shards == 1:
+        return transformers_runner.TransformersRunner(model, blocks, place.settings.kv_block_size)
+    from engine.model.tensor_parallel import TensorParallelRunner, agree
+
+    shard = transformers_runner.TransformersRunner(model, agree(blocks), place.settings.kv_block_size, shards)
+    return TensorParallelRunner(shard)
 
 
 def _dtype(settings: EngineSettings, device: torch.device) -> torch.dtype:
@@ -92,12 +169,13 @@ def _dtype(settings: EngineSettings, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if fast else torch.float32
 
 
-def _kv_tokens(settings: EngineSettings, share: float, config: Any, dtype: torch.dtype, device: torch.device) -> int:
-    if settings.kv_tokens is not None:
-        return settings.kv_tokens
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else _free_memory()
-    fitting = int(free * share * _MEMORY_SHARE[device.type]) // kv_bytes_per_token(config, dtype)
-    return fitting if device.type == "cuda" else max(min(fitting, _CPU_KV_TOKENS), 1024)
+def _kv_tokens(place: _Place, share: float, bytes_per_token: int) -> int:
+    if place.settings.kv_tokens is not None:
+        return place.settings.kv_tokens
+    on_gpu = place.device.type == "cuda"
+    free = torch.cuda.mem_get_info(place.device)[0] if on_gpu else _free_memory()
+    fitting = int(free * share * _MEMORY_SHARE[place.device.type]) // bytes_per_token
+    return fitting if on_gpu else max(min(fitting, _CPU_KV_TOKENS), 1024)
 
 
 def _free_memory() -> int:

@@ -56,3 +56,7 @@ class Runner(Protocol):
         in order (no rows: `[0, vocab_size]`). The tensor may be reused by the next call. Does not wait for the
         device."""
         ...
+
+    def close(self) -> None:
+        """Ends its threads and processes; no further `run`."""
+        ...

@@ -140,10 +140,11 @@ def _convert(gguf: Path, folder: Path, progress: Progress) -> None:
     progress("converting model", 1.0)
 
 
-def load_model(folder: Path, dtype: torch.dtype, device: torch.device, progress: Progress) -> Any:
-    """The model of `folder` with paged attention, ready for `TransformersRunner`. Raises `ModelError`."""
+def load_model(folder: Path, dtype: torch.dtype, device: torch.device, progress: Progress, shards: int = 1) -> Any:
+    """The model of `folder`, or this rank's of its `shards`, with paged attention. Raises `ModelError`."""
     progress("loading model", 0.0)
     from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.distributed import DistributedConfig
 
     from engine.model.attention import IMPLEMENTATION
     from engine.model.packed_linear import can_pack, pack_linears
@@ -155,15 +156,17 @@ def load_model(folder: Path, dtype: torch.dtype, device: torch.device, progress:
     except Exception as error:
         raise ModelError(f"cannot read the model config in {folder}: {error}") from error
     _check_architecture(config)
+    _check_divisible(config, shards)
+    options = {"distributed_config": DistributedConfig(tp_size=shards)} if shards > 1 else {}
     try:
         model: Any = AutoModelForCausalLM.from_pretrained(
-            folder, config=config, dtype=dtype, attn_implementation=IMPLEMENTATION
+            folder, config=config, dtype=dtype, attn_implementation=IMPLEMENTATION, **options
         )
     except Exception as error:
         raise ModelError(f"cannot load {folder}: {error}") from error
     progress("loading model", 0.8)
-    model = model.to(device).eval()
-    if can_pack(dtype, device):
+    model = model.eval() if shards > 1 else model.to(device).eval()
+    if shards == 1 and can_pack(dtype, device):
         pack_linears(model)
     progress("loading model", 1.0)
     return model
@@ -191,6 +194,12 @@ def _check_architecture(config: Any) -> None:
         )
     if not getattr(config, "num_key_value_heads", None):
         raise ModelError(f"{kind} does not say its number of KV heads")
+
+
+def _check_divisible(config: Any, shards: int) -> None:
+    for name in ("num_attention_heads", "num_key_value_heads"):
+        if getattr(config, name) % shards:
+            raise ModelError(f"{getattr(config, name)} {name} cannot be split over {shards} devices")
 
 
 def _quiet_transformers() -> None:

@@ -12,24 +12,25 @@ from engine.model.batch import Batch
 
 
 class TransformersRunner:
-    """`model` must have been loaded with `attn_implementation=attention.IMPLEMENTATION` (see `loader`)."""
+    """`model` must have been loaded with `attn_implementation=attention.IMPLEMENTATION` (see `loader`); with `shards`
+    it is one of as many parts, and has that part of the KV heads."""
 
-    def __init__(self, model: Any, kv_blocks: int, block_size: int) -> None:
+    def __init__(self, model: Any, kv_blocks: int, block_size: int, shards: int = 1) -> None:
         config = model.config
         self.name = "transformers"
         self.weights = "fp32" if model.dtype == torch.float32 else "bf16"
         self._base = model.base_model
         self._head = model.get_output_embeddings()
         self._device = torch.device(model.device)
-        kv_heads = config.num_key_value_heads
+        kv_heads = config.num_key_value_heads // shards
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        self._groups = config.num_attention_heads // kv_heads
+        self._groups = config.num_attention_heads // config.num_key_value_heads
         self._kv = KvTensors(
             config.num_hidden_layers, kv_heads, head_dim, kv_blocks, block_size, model.dtype, self._device
         )
         self.vocab_size: int = config.vocab_size
         self.max_positions: int = config.max_position_embeddings
-        self.bytes_per_token = kv_bytes_per_token(config, model.dtype)
+        self.bytes_per_token = kv_bytes_per_token(config, model.dtype) // shards
         self.block_size = block_size
         self.kv_blocks = kv_blocks
 
@@ -51,6 +52,9 @@ class TransformersRunner:
         ).last_hidden_state[0]
         logits: torch.Tensor = self._head(hidden[self._last_rows(batch)]).float()
         return logits
+
+    def close(self) -> None:
+        """See `Runner.close`: there is nothing to end."""
 
     def _last_rows(self, batch: Batch) -> torch.Tensor:
         rows: list[int] = []

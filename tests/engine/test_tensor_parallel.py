@@ -1,0 +1,83 @@
+"""A model split over two processes answers like the whole one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine import messages as m
+from engine.client import EngineClient
+from tests.engine.conftest import save_tiny
+from tests.engine.driver import load_reference, reference_greedy
+from tests.engine.test_process import LIMIT, PROMPT, collect
+
+START_LIMIT = 120
+
+
+def start(model: Path, path: Path, size: int) -> subprocess.Popen[str]:
+    settings = {
+        "MIDSTREAM_MODEL": str(model),
+        "MIDSTREAM_KV_TOKENS": "2048",
+        "MIDSTREAM_DTYPE": "float32",
+        "MIDSTREAM_TENSOR_PARALLEL": str(size),
+    }
+    return subprocess.Popen(
+        [sys.executable, "-m", "engine.process", "--socket", str(path)],
+        cwd=Path(__file__).parents[2],
+        env=os.environ | settings,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def wait_for(process: subprocess.Popen[str], word: str) -> list[str]:
+    assert process.stderr is not None
+    log = []
+    for line in process.stderr:
+        log.append(line)
+        if word in line:
+            return log
+    raise AssertionError(f"no {word!r} in {log}")
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+async def test_two_ranks_answer_like_one_and_end_with_the_first(kind: str, tmp_path: Path) -> None:
+    folder = save_tiny(kind, tmp_path / "model")
+    process = start(folder, tmp_path / "engine.sock", 2)
+    try:
+        wait_for(process, "listening")
+        client = await EngineClient.connect(tmp_path / "engine.sock", LIMIT)
+        reference: Any = load_reference(folder)
+        handles = [client.open("foreground") for _ in range(3)]
+        generations = []
+        for i, handle in enumerate(handles):
+            handle.append(PROMPT[i:])
+            generations.append(handle.generate(m.GenerateParams(15)))
+        for i, generation in enumerate(generations):
+            assert await collect(generation) == reference_greedy(reference, PROMPT[i:], 15)
+        await client.aclose()
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=START_LIMIT)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+
+
+def test_heads_that_cannot_be_shared_out_are_refused(tmp_path: Path) -> None:
+    process = start(save_tiny("llama", tmp_path / "model"), tmp_path / "engine.sock", 3)
+    try:
+        assert any("cannot be split over 3 devices" in line for line in wait_for(process, "cannot be split"))
+        process.communicate(timeout=START_LIMIT)
+        assert process.returncode != 0
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
