@@ -313,7 +313,7 @@ class EngineCore:
 
     def wait_seconds(self) -> float:
         """Seconds until `step` has something to do; infinite when it takes a command."""
-        if self._items or self._ahead:
+        if self._items or self._ahead or self._is_grammar_ready:
             return 0.0
         limited = self._scheduler.wait_seconds(self._active.values())
         compiling = _COMPILING_POLL_S if self._compiling else math.inf
@@ -334,6 +334,12 @@ class EngineCore:
             self.counters.step_seconds += self._clock() - launches[0].started
         items, self._items = self._items, []
         return items
+
+    @property
+    def _is_grammar_ready(self) -> bool:
+        """Whether `_take_grammars` has something to do."""
+        generations = [context.generation for context in self._compiling.values()]
+        return any(one is None or one.compiling is None or one.compiling.done for one in generations)
 
     def _take_grammars(self) -> None:
         for context in list(self._compiling.values()):

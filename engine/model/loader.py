@@ -144,7 +144,7 @@ def load_model(folder: Path, dtype: torch.dtype, device: torch.device, progress:
     """The model of `folder`, or this rank's of its `shards`, with paged attention. Raises `ModelError`."""
     progress("loading model", 0.0)
     from transformers import AutoConfig, AutoModelForCausalLM
-    from transformers.distributed import DistributedConfig
+    from transformers.distributed.configuration_utils import DistributedConfig
 
     from engine.model.attention import IMPLEMENTATION
     from engine.model.packed_linear import can_pack, pack_linears

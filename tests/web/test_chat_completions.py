@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from starlette.middleware.base import BaseHTTPMiddleware
 
 from engine.messages import Grammar, Sampling
 from realtime.messages import (
@@ -19,8 +20,10 @@ from realtime.messages import (
     TopLogprob,
 )
 from tests.web.conftest import LIMIT_S, Node, Running, Serve
+from web.app import create_app
 from web.completion_request import parse_completion_request
 from web.errors import ApiError
+from web.settings import WebSettings
 
 ASKED: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
 TEXT = [CompletionPart(text="Hello"), CompletionPart(text=" there")]
@@ -228,6 +231,13 @@ async def test_a_client_that_goes_away_cancels_the_call_at_once(server: Running,
     (cancelled,) = await node.receive(CancelCompletion)
     assert cancelled.connection == call.connection
     assert server.web.completions == 0
+
+
+def test_no_middleware_swallows_the_disconnect() -> None:
+    """Starlette's `BaseHTTPMiddleware` hides `http.disconnect` from what it wraps."""
+    classes = [middleware.cls for middleware in create_app(WebSettings()).user_middleware]
+    assert classes
+    assert not any(isinstance(cls, type) and issubclass(cls, BaseHTTPMiddleware) for cls in classes)
 
 
 async def test_a_finished_call_is_not_cancelled(server: Running, node: Node, answer: Answer) -> None:

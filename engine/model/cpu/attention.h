@@ -203,18 +203,17 @@ class Attention {
 
   // Scores of one row against a chunk, of which it sees the first `visible` tokens, to weights.
   void weigh(int row, int visible, Partial& partial, Scratch& scratch) const {
-    const Ints lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     Floats scores[kChunkBlocks], greatest = splat(partial.greatest[row]);
     for (int i = 0; i < kChunkBlocks; i++) {
       scores[i] = load(scratch.scores + row * kChunk + i * kBlock);
-      if (visible < (i + 1) * kBlock) scores[i] = lane + i * kBlock < visible ? scores[i] : splat(-1e30f);
+      if (visible < (i + 1) * kBlock) scores[i] = kLaneNumbers + i * kBlock < visible ? scores[i] : splat(-1e30f);
       greatest = max(greatest, scores[i]);
     }
     const float top = largest(greatest), rescale = exp2(splat(partial.greatest[row] - top))[0];
     Floats total{};
     for (int i = 0; i < kChunkBlocks; i++) {
       Floats weights = exp2(scores[i] - top);
-      if (visible < (i + 1) * kBlock) weights = lane + i * kBlock < visible ? weights : Floats{};
+      if (visible < (i + 1) * kBlock) weights = kLaneNumbers + i * kBlock < visible ? weights : Floats{};
       total += weights;
       store(scratch.weights + (i * kTileRows + row) * kBlock, weights);
     }

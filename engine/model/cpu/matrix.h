@@ -128,10 +128,8 @@ template <class T>
 struct Factors {
   Floats vectors[kPair<T>];
   explicit Factors(const uint16_t* halves) {
-    float values[kLanes];
-    store(values, load_half(halves));
-    for (int v = 0; v < kPair<T>; v++)
-      for (int lane = 0; lane < kLanes; lane++) vectors[v][lane] = values[output_of<T>(v * kLanes + lane)];
+    const Floats values = load_half(halves);
+    for (int v = 0; v < kPair<T>; v++) vectors[v] = permute(values, (kLaneNumbers + v * kLanes) / kPair<T>);
   }
   Floats operator[](int v) const { return vectors[v % kPair<T>]; }
 };

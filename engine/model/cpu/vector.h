@@ -14,7 +14,6 @@ constexpr int kLanes = 16;
 
 typedef float Floats __attribute__((vector_size(64)));
 typedef int32_t Ints __attribute__((vector_size(64)));
-typedef float HalfFloats __attribute__((vector_size(32)));
 typedef float UnalignedFloats __attribute__((vector_size(64), aligned(4), may_alias));
 typedef int32_t UnalignedInts __attribute__((vector_size(64), aligned(4), may_alias));
 typedef int8_t Bytes __attribute__((vector_size(16), aligned(1), may_alias));
@@ -87,6 +86,19 @@ inline Floats max(Floats a, Floats b) {
 
 inline Floats min(Floats a, Floats b) { return -max(-a, -b); }
 
+constexpr Ints kLaneNumbers = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+
+// Lane i of the result is lane indices[i] of the values.
+inline Floats permute(Floats values, Ints indices) {
+#ifdef __AVX512F__
+  return (Floats)_mm512_permutexvar_ps((__m512i)indices, (__m512)values);
+#else
+  Floats result;
+  for (int i = 0; i < kLanes; i++) result[i] = values[indices[i]];
+  return result;
+#endif
+}
+
 template <class Combine>
 inline float reduce(Floats v, Combine combine) {
   float lanes[kLanes];
@@ -125,8 +137,8 @@ inline Floats exp2(Floats x) {
 inline Floats nibbles(Ints words, int i) {
 #ifdef __AVX512F__
   // A permutation looks at the low four bits of its indices only: shift and look up.
-  const Floats numbers = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-  return (Floats)_mm512_permutexvar_ps(_mm512_srli_epi32((__m512i)words, 4 * i), (__m512)numbers);
+  const Floats numbers = __builtin_convertvector(kLaneNumbers, Floats);
+  return permute(numbers, (Ints)_mm512_srli_epi32((__m512i)words, 4 * i));
 #else
   return __builtin_convertvector((words >> (4 * i)) & 15, Floats);
 #endif
