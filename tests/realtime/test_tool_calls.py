@@ -55,6 +55,42 @@ def test_every_split_is_alike_where_bare_calls_are_known(start: str, parts: list
     assert parse(text[:cut], text[cut:], names=names) == parse(text, names=names) == parse(*text, names=names)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"I add.\n{CALL}\nDone.",
+        f"{CALL}\n{CALL}",
+        f'{CALL}<tool_call>{{"name": "now"}}</tool_call>',
+        '<tool_call>{"name": "now", "arguments": {}}</tool_call>',
+        '{"name": "add", "arguments": {"a": "é😀\\""}}\nDone.',
+        '{"name": "now"}',
+        f'{{"name": "now", "arguments": {{}}}}\n{CALL}',
+        '{"name": "other", "arguments": {}} <tool_call>{"name": "now"}',
+        f"<tool_call>{{bad}}</tool_call>{CALL}",
+        f'<tool_call>{{"name": "add", "arguments": {CALL}',
+        '<tool_call>{"name": "add", "arguments": {"a": 1}',
+        'Hm. <tool_call>{"name": "a',
+        "Hm. <tool_ca",
+    ],
+)
+@pytest.mark.parametrize("names", [(), ("add", "now")])
+def test_the_incremental_parser_is_the_batch_parser_at_every_cut(text: str, names: tuple[str, ...]) -> None:
+    whole = parse(text, names=names)
+    for size in range(1, len(text) + 1):
+        assert parse(text[:size], text[size:], names=names) == whole
+        assert parse(*(text[i : i + size] for i in range(0, len(text), size)), names=names) == whole
+
+
+@settings(max_examples=300, deadline=None)
+@given(parts=answers)
+def test_a_call_is_one_announcement_with_all_its_arguments(parts: list[str]) -> None:
+    """No arguments come twice, none are missing, and none come for a call that is not complete."""
+    pieces = [piece for piece in parse(*"".join(parts)) if not isinstance(piece, TextPiece | CallInvalid)]
+    for started, arguments, done in zip(pieces[::3], pieces[1::3], pieces[2::3], strict=True):
+        assert isinstance(done, CallDone)
+        assert [started, arguments] == [CallStarted(done.name), CallArguments(done.arguments_json)]
+
+
 def test_an_answer_that_begins_with_the_json_of_a_known_tool_is_a_call() -> None:
     bare = '{"name": "add", "arguments": {"a": 1}}'
     assert parse(bare, names=["add"]) == call("add", '{"a": 1}')
