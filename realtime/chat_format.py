@@ -8,6 +8,7 @@ contents. Contents are tokenised apart from the template and without added token
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from tokenizers import Tokenizer
 from realtime.chat_template import ChatTemplate, UnsupportedTemplate
 from realtime.detokenizer import Detokenizer, TokenBytes
 from realtime.hermes import CALL_SUFFIX, ToolSpec, call_prefix, teach, told_result, tool_response
+from realtime.reasoning import OPEN as THINK
 from realtime.stable_tokens import StableTokenizer, splits_safely
 from realtime.tool_calls import OPEN
 
@@ -32,6 +34,8 @@ class ChatFormat:
 
     A conversation is `system(...)`, then per turn `user_open + text(...) + user_close + assistant_open + answer
     + assistant_close`. A tool call in an answer is followed by `assistant_close + tool_result(...) + assistant_open`.
+    An answer that is to be generated begins with `thought_open` as well, which is empty for most models; history does
+    not have it.
     """
 
     def __init__(
@@ -49,6 +53,7 @@ class ChatFormat:
         self.user_close = self._fixed(turns.user_close)
         self.assistant_open = self._fixed(turns.assistant_open)
         self.assistant_close = self._fixed(turns.assistant_close)
+        self.thought_open = self._fixed(turns.thought_open)
         self.call_open = self._fixed(f"{OPEN}\n")
         self.forced_call_suffix = self._fixed(CALL_SUFFIX)
         self.stop_token_ids = sorted({*stop_token_ids, *self._first_special(self.assistant_close)})
@@ -69,6 +74,10 @@ class ChatFormat:
         """Ids of any content; never an added token."""
         ids: list[int] = self._plain.encode(text, add_special_tokens=False).ids
         return ids
+
+    def opens_thought(self, tokens: list[int]) -> bool:
+        """Whether a prompt ends inside a reasoning block."""
+        return bool(self.thought_open) and tokens[-len(self.thought_open) :] == self.thought_open
 
     def system(self, instructions: str = "", tools: list[ToolSpec] | None = None) -> list[int]:
         """The head of every prompt. Without `instructions` it is the template's own default.
@@ -141,6 +150,7 @@ class _Turns:
     user_close: str
     assistant_open: str
     assistant_close: str
+    thought_open: str
 
 
 def _messages(*contents: str) -> list[dict[str, Any]]:
@@ -149,7 +159,7 @@ def _messages(*contents: str) -> list[dict[str, Any]]:
 
 def _find_turns(template: ChatTemplate) -> _Turns:
     asked = template.render(_messages(_SYSTEM, _USER))
-    opened = template.render(_messages(_SYSTEM, _USER), open_answer=True)
+    opened, thought_open = _split_thought(template.render(_messages(_SYSTEM, _USER), open_answer=True))
     answered = template.render(_messages(_SYSTEM, _USER, _ANSWER))
     again = template.render(_messages(_SYSTEM, _USER, _ANSWER, _SECOND))
     system_open, head_end, user_close = _split(asked, _SYSTEM, _USER)
@@ -172,6 +182,7 @@ def _find_turns(template: ChatTemplate) -> _Turns:
         user_close=user_close,
         assistant_open=opened.removeprefix(asked),
         assistant_close=assistant_close,
+        thought_open=thought_open,
     )
     _check_composition(template, turns)
     return turns
@@ -180,12 +191,18 @@ def _find_turns(template: ChatTemplate) -> _Turns:
 def _check_composition(template: ChatTemplate, turns: _Turns) -> None:
     """Three turns written with our pieces must be what the template writes, with a system message and without."""
     question = f"{turns.user_open}{_USER}{turns.user_close}{turns.assistant_open}"
-    dialogue = 2 * f"{question}{_ANSWER}{turns.assistant_close}" + question
+    dialogue = 2 * f"{question}{_ANSWER}{turns.assistant_close}" + question + turns.thought_open
     messages = _messages(_USER, _ANSWER, _USER, _ANSWER, _USER)
     head = f"{turns.system_open}{_SYSTEM}{turns.system_close}"
     alike = template.render(_messages(_SYSTEM) + messages, open_answer=True) == head + dialogue
     if not alike or template.render(messages, open_answer=True) != turns.default_head + dialogue:
         raise UnsupportedTemplate("the chat template does not write every turn alike")
+
+
+def _split_thought(opened: str) -> tuple[str, str]:
+    """An opened prompt without the reasoning block that some templates open in it (DeepSeek-R1's), and that opening."""
+    match = re.search(rf"{THINK}\s*\Z", opened)
+    return (opened[: match.start()], match[0]) if match else (opened, "")
 
 
 def _split(rendered: str, *markers: str) -> list[str]:
@@ -214,7 +231,7 @@ def _find_tool_turn(template: ChatTemplate, turns: _Turns) -> tuple[str, str] | 
         after = template.render([*calling, *_messages(_RESULT)], open_answer=True)
     except UnsupportedTemplate:
         return None
-    return (opening, closing) if after == known + turns.assistant_open else None
+    return (opening, closing) if after == known + turns.assistant_open + turns.thought_open else None
 
 
 def _has_native_tools(template: ChatTemplate, turns: _Turns) -> bool:

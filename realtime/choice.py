@@ -16,16 +16,16 @@ LEAST_LOGPROB = -9999.0
 
 class Choice:
     """`text` is the answer so far, `tokens` counts what was read for it. Stop strings are looked for in the answer
-    only, not in the reasoning."""
+    only, not in the reasoning. `opened`: the prompt ends inside a reasoning block."""
 
-    def __init__(self, index: int, fmt: ChatFormat, stops: Sequence[str] = ()) -> None:
+    def __init__(self, index: int, fmt: ChatFormat, stops: Sequence[str] = (), opened: bool = False) -> None:
         self.index = index
         self.text = ""
         self.tokens = 0
         self.reasoning_tokens = 0
         self._fmt = fmt
         self._detokenizer = fmt.detokenizer()
-        self._reasoning = ReasoningFilter()
+        self._reasoning = ReasoningFilter(opened)
         self._stops = StopStrings(stops)
         self._received = 0
         # Where in the received text a token begins; its log probabilities go out with its first character.

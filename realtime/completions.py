@@ -75,7 +75,8 @@ class _Call:
     def __init__(self, node: Node, request: Completion) -> None:
         self._node = node
         self._request = request
-        self._choices = [Choice(index, node.format, request.stop) for index in range(request.choices)]
+        opened = bool(node.format.thought_open) and request.grammar is None
+        self._choices = [Choice(index, node.format, request.stop, opened) for index in range(request.choices)]
         self._begun = asyncio.Event()
 
     def send(self, part: CompletionPart) -> None:
@@ -86,7 +87,7 @@ class _Call:
     async def run(self) -> CompletionUsage:
         """Raises `EngineLost` and `EngineError`."""
         node = self._node
-        prompt = _prompt(node, self._request.messages)
+        prompt = _prompt(node, self._request)
         if len(prompt) >= node.max_context:
             limit = node.max_context
             raise EngineError("context_length_exceeded", f"the prompt has {len(prompt)} tokens; the limit is {limit}")
@@ -171,14 +172,16 @@ def _is_json(text: str) -> bool:
     return True
 
 
-def _prompt(node: Node, messages: list[dict[str, str]]) -> list[int]:
-    """The canonical prompt of a list of `{role, content}`, opened for the answer."""
+def _prompt(node: Node, request: Completion) -> list[int]:
+    """The canonical prompt of its messages, opened for the answer."""
     items = [
         Message(str(index), _ROLES.get(message["role"], "user"), (message["content"],))
-        for index, message in enumerate(messages)
+        for index, message in enumerate(request.messages)
     ]
     base = PromptBuilder(node.format).base(SessionConfig(model=node.model), items)
-    return [*base, *node.format.assistant_open]
+    # A grammar leaves no room for reasoning.
+    thought_open = node.format.thought_open if request.grammar is None else []
+    return [*base, *node.format.assistant_open, *thought_open]
 
 
 _ROLES: dict[str, Role] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}

@@ -127,6 +127,9 @@ class Turn:
     async def _forced_round(self, names: list[str]) -> ToolCall:
         """A call that is valid by construction: its frame is given, name and arguments are constrained."""
         fmt = self._node.format
+        if fmt.opens_thought(self.tokens):
+            del self.tokens[-len(fmt.thought_open) :]
+            self.reasoned = True
         given = ""
         if len(names) == 1:
             given = call_object_prefix(names[0])
@@ -152,7 +155,7 @@ class Turn:
     async def _free_round(self) -> list[ToolCall]:
         """Answer text goes out as it comes; returns the calls the model made, if any."""
         detokenizer = self._node.format.detokenizer()
-        reasoning = ReasoningFilter()
+        reasoning = ReasoningFilter(self._node.format.opens_thought(self.tokens))
         parser = ToolCallParser(self._tools.names) if self._tools else None
         calls: list[ToolCall] = []
         stream = self._stream(None)
@@ -257,7 +260,7 @@ class Turn:
         self.tokens += fmt.assistant_close
         for call in calls:
             self.tokens += fmt.tool_result(await self._run_call(call, context))
-        self.tokens += fmt.assistant_open
+        self.tokens += [*fmt.assistant_open, *fmt.thought_open]
         return False
 
     def _hand_over(self, calls: list[ToolCall]) -> None:

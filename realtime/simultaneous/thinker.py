@@ -140,7 +140,7 @@ class Thinker:
             if isinstance(last, Message) and last.id == item_id and any(entry.note_tokens for entry in entries):
                 base = self._actor.prompt.base(config, items[:-1])
                 return layouts.answer_prompt(self._fmt, base, [], entries, last.text[_length(entries) :])
-        return [*self._actor.prompt.base(config, items), *self._fmt.assistant_open]
+        return [*self._actor.prompt.base(config, items), *self._fmt.assistant_open, *self._fmt.thought_open]
 
     def update(self) -> None:
         """Makes the context follow the unsent text, as far as the strategy goes."""

@@ -57,7 +57,7 @@ def read(name: str) -> str:
     return (TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8")
 
 
-@pytest.fixture(scope="session", params=["chatml", "qwen", "qwen3", "llama3"])
+@pytest.fixture(scope="session", params=["chatml", "qwen", "qwen3", "llama3", "thinking"])
 def named(request: pytest.FixtureRequest, tokenizer: Tokenizer) -> tuple[ChatTemplate, ChatFormat]:
     source = read(request.param)
     return template_of(source, tokenizer), format_of(source, tokenizer)
@@ -76,7 +76,17 @@ def written(fmt: ChatFormat, ids: list[int]) -> str:
 def dialogue(fmt: ChatFormat, head: list[int]) -> list[int]:
     first = [*fmt.user_open, *fmt.text("Is 7 prime?"), *fmt.user_close]
     answer = [*fmt.assistant_open, *fmt.text("Yes, it is."), *fmt.assistant_close]
-    return [*head, *first, *answer, *fmt.user_open, *fmt.text("And 8?"), *fmt.user_close, *fmt.assistant_open]
+    second = [*fmt.user_open, *fmt.text("And 8?"), *fmt.user_close]
+    return [*head, *first, *answer, *second, *fmt.assistant_open, *fmt.thought_open]
+
+
+def test_a_template_may_open_a_thought_for_the_answer(tokenizer: Tokenizer) -> None:
+    thinking, chatml = format_of(read("thinking"), tokenizer), format_of(read("chatml"), tokenizer)
+    assert written(thinking, thinking.assistant_open) == "<|im_start|>assistant\n"
+    assert written(thinking, thinking.thought_open) == "<think>\n"
+    assert thinking.opens_thought([*thinking.assistant_open, *thinking.thought_open])
+    assert not thinking.opens_thought(thinking.assistant_open)
+    assert not chatml.opens_thought(chatml.assistant_open)
 
 
 @pytest.mark.parametrize("instructions", ["", "Be brief, please."])

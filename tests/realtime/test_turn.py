@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
+from tokenizers import Tokenizer
 
 from engine import messages as m
+from realtime.chat_format import ChatFormat, plain_tokenizer
+from realtime.chat_template import ChatTemplate
 from realtime.tool_calls import CLOSE, OPEN
-from tests.realtime.scripted_engine import ScriptedHost
+from tests.realtime.scripted_engine import ScriptedHost, scripted_host
+
+TEMPLATES = Path(__file__).parent / "templates"
 
 FUNCTION: dict[str, Any] = {"type": "function", "name": "look", "parameters": {"type": "object", "properties": {}}}
 SERVER_TOOLS = {"type": "mcp", "server_label": "midstream", "require_approval": "never"}
@@ -31,6 +39,20 @@ def contains(tokens: list[int], part: list[int]) -> bool:
 async def session(scripted: ScriptedHost) -> ScriptedHost:
     await scripted.open_session()
     return scripted
+
+
+@pytest.fixture
+async def thinking(
+    smol_tokenizer: Tokenizer, client: redis.Redis, redis_url: str, tmp_path: Path
+) -> AsyncIterator[ScriptedHost]:
+    """A session with a model whose template opens a thought."""
+    template = ChatTemplate((TEMPLATES / "thinking.jinja").read_text(encoding="utf-8"), {})
+    end = smol_tokenizer.token_to_id("<|im_end|>")
+    assert end is not None
+    fmt = ChatFormat(template, smol_tokenizer, plain_tokenizer(smol_tokenizer.to_str()), [end])
+    async with scripted_host(fmt, redis_url, tmp_path) as host:
+        await host.open_session()
+        yield host
 
 
 async def with_tools(session: ScriptedHost, *tools: dict[str, Any]) -> None:
@@ -56,6 +78,32 @@ async def test_an_unclosed_reasoning_block_is_no_answer(session: ScriptedHost) -
     events = await session.ask("2 + 2?")
     assert (text_of(events), output_of(events)) == ("", [])
     assert events[-1]["response"]["status"] == "incomplete"
+
+
+async def test_a_thought_that_the_template_opens_is_none_of_the_answer(thinking: ScriptedHost) -> None:
+    fmt, engine = thinking.format, thinking.engine
+    for text in ("Two and two.\n</think>\n\nFour.", "Hm.\n</think>Yes."):
+        thinking.say(text)
+    assert text_of(await thinking.ask("2 + 2?")) == "Four."
+    assert text_of(await thinking.ask("Sure?")) == "Yes."
+    assert all(fmt.opens_thought(prompt) for prompt in engine.prompts)
+    answer = [*fmt.assistant_open, *fmt.text("Four."), *fmt.assistant_close, *fmt.user_open]
+    assert contains(engine.prompts[1], answer)
+    thinking.say("So.</think>Four.")
+    parts = await thinking.complete()
+    assert ("".join(part.reasoning for part in parts), "".join(part.text for part in parts)) == ("So.", "Four.")
+
+
+async def test_structure_leaves_no_room_for_a_thought(thinking: ScriptedHost) -> None:
+    fmt = thinking.format
+    await with_tools(thinking, FUNCTION)
+    thinking.say(" {}}")
+    (call,) = output_of(await thinking.ask("Look!", tool_choice={"type": "function", "name": "look"}))
+    assert (call["name"], call["arguments"]) == ("look", "{}")
+    thinking.say("{}")
+    parts = await thinking.complete(grammar=m.Grammar("json_schema", "{}"))
+    assert "".join(part.text for part in parts) == "{}"
+    assert not any(contains(prompt, fmt.thought_open) for prompt in thinking.engine.prompts)
 
 
 async def test_a_malformed_call_goes_back_to_the_model_as_an_error(session: ScriptedHost) -> None:
