@@ -18,6 +18,8 @@ RUN pip install --no-deps --no-build-isolation -e .
 
 FROM python:${PYTHON}-slim
 LABEL org.opencontainers.image.title="Midstream" org.opencontainers.image.licenses="Apache-2.0"
+# The CPU kernels are compiled for the processor that they run on, at the first start.
+RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
 RUN useradd --uid 10001 --create-home midstream && install -d -o midstream -g midstream /data
 COPY --from=build /opt/venv /opt/venv
 COPY --from=build /app /app
