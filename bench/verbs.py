@@ -27,7 +27,7 @@ from engine.served_model import ServedModel
 
 VOCAB = 96
 CONTEXTS = 12
-POOLS = (40, 24)
+POOLS = (28, 16)
 BLOCK_SIZE = 4
 IDLE_EVERY = 200
 
