@@ -36,10 +36,14 @@ def main() -> None:
     from engine.server import EngineServer
     from engine.settings import EngineSettings
     from engine.startup import build_engine, follow_engine
+    from launch.child import die_with_parent
 
     settings = EngineSettings()
     if settings.tensor_parallel > 1 and not is_started():
         start_ranks(settings.tensor_parallel)
+    if is_started():
+        # torchrun puts each rank in a session of its own, where a kill of the engine's group does not reach it.
+        die_with_parent(os.getppid())
 
     def progress(stage: str, done: float) -> None:
         log(f"{stage} {done:.0%}")

@@ -55,6 +55,11 @@ class PagedBatch:
     groups: int
     _masks: dict[tuple[int, int | None], torch.Tensor] = field(default_factory=dict)
 
+    @property
+    def windows(self) -> set[int | None]:
+        """What layers have asked for so far, by sequences of several queries."""
+        return {window for _, window in self._masks}
+
     def mask(self, sequence: PagedSequence, window: int | None) -> torch.Tensor | None:
         """Bool `[groups * queries, kv_length - first_token]`, true = attend; None when every query sees everything.
         Made once for all layers with the same window."""
@@ -110,10 +115,14 @@ def paged_attention(
     *,
     paged_batch: PagedBatch,
     sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attention over the pool. `query` `[1, heads, tokens, dim]`, `key`/`value` `[1, kv_heads, tokens, dim]`;
-    returns `[1, tokens, heads, dim]`."""
+    returns `[1, tokens, heads, dim]`. Raises `NotImplementedError` for score capping and sinks."""
+    if softcap is not None or s_aux is not None:
+        raise NotImplementedError("attention with soft capping or sinks")
     kv = paged_batch.kv
     layer: int = module.layer_idx
     keys, values = kv.keys[layer], kv.values[layer]
@@ -127,7 +136,8 @@ def paged_attention(
         _attend(grouped, keys, values, sequence, paged_batch, scaling, sliding_window)
         for sequence in paged_batch.sequences
     ]
-    output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+    # Some architectures `view` what they get, as they may with transformers' own attention.
+    output = outputs[0].contiguous() if len(outputs) == 1 else torch.cat(outputs)
     return output.unsqueeze(0), None
 
 

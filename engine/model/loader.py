@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -148,6 +149,8 @@ def load_model(folder: Path, dtype: torch.dtype, device: torch.device, progress:
 
     from engine.model.attention import IMPLEMENTATION
     from engine.model.packed_linear import can_pack, pack_linears
+    from engine.model.runner_transformers import make_kv
+    from engine.model.self_check import TOKENS, difference
 
     _quiet_transformers()
     progress("loading model", 0.2)
@@ -168,6 +171,10 @@ def load_model(folder: Path, dtype: torch.dtype, device: torch.device, progress:
     model = model.eval() if shards > 1 else model.to(device).eval()
     if shards == 1 and can_pack(dtype, device):
         pack_linears(model)
+    progress("loading model", 0.9)
+    reason = difference(model, make_kv(model, 2, TOKENS // 2, shards))
+    if reason is not None:
+        raise ModelError(f"{config.model_type} cannot be served: {reason}")
     progress("loading model", 1.0)
     return model
 
@@ -178,15 +185,13 @@ def _check_architecture(config: Any) -> None:
 
     kind = config.model_type
     try:
-        architecture = AutoModelForCausalLM._model_mapping[type(config)]
+        architecture: Any = AutoModelForCausalLM._model_mapping[type(config)]
     except KeyError:
         raise ModelError(f"{kind} is not a causal language model") from None
     if not getattr(architecture, "_supports_attention_backend", False):
         raise ModelError(f"{kind} does not support transformers' attention interface")
-    unsupported = ("final_logit_softcapping", "attn_logit_softcapping", "logits_scaling", "logit_scale")
-    for name in unsupported:
-        if getattr(config, name, None):
-            raise ModelError(f"{kind} needs {name}, which is not supported")
+    if "logits_to_keep" not in signature(architecture.forward).parameters:
+        raise ModelError(f"{kind} cannot be asked for the logits of some tokens only")
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     if not kinds <= {"full_attention", "sliding_attention"}:
         raise ModelError(
@@ -200,6 +205,9 @@ def _check_divisible(config: Any, shards: int) -> None:
     for name in ("num_attention_heads", "num_key_value_heads"):
         if getattr(config, name) % shards:
             raise ModelError(f"{getattr(config, name)} {name} cannot be split over {shards} devices")
+    plan = getattr(config, "base_model_tp_plan", None) or {}
+    if shards > 1 and not any(layer.endswith("k_proj") and how == "colwise" for layer, how in plan.items()):
+        raise ModelError(f"transformers has no plan to split the KV heads of {config.model_type} over devices")
 
 
 def _quiet_transformers() -> None:

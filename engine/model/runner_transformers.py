@@ -19,15 +19,10 @@ class TransformersRunner:
         config = model.config
         self.name = "transformers"
         self.weights = "fp32" if model.dtype == torch.float32 else "bf16"
-        self._base = model.base_model
-        self._head = model.get_output_embeddings()
+        self._model = model
         self._device = torch.device(model.device)
-        kv_heads = config.num_key_value_heads // shards
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self._groups = config.num_attention_heads // config.num_key_value_heads
-        self._kv = KvTensors(
-            config.num_hidden_layers, kv_heads, head_dim, kv_blocks, block_size, model.dtype, self._device
-        )
+        self._kv = make_kv(model, kv_blocks, block_size, shards)
         self.vocab_size: int = config.vocab_size
         self.max_positions: int = config.max_position_embeddings
         self.bytes_per_token = kv_bytes_per_token(config, model.dtype) // shards
@@ -41,17 +36,18 @@ class TransformersRunner:
         tokens = [token for sequence in batch.sequences for token in sequence.tokens]
         positions = [sequence.start + i for sequence in batch.sequences for i in range(len(sequence.tokens))]
         if batch.sampled is not None:
-            input_ids = batch.sampled.unsqueeze(0)
+            input_ids = batch.sampled.unsqueeze(0).to(self._device)
         else:
             input_ids = torch.tensor([tokens], device=self._device)
-        hidden = self._base(
+        # The model picks the rows itself: what it does with logits after its head (scaling, capping) is its own affair.
+        logits: torch.Tensor = self._model(
             input_ids=input_ids,
             position_ids=torch.tensor([positions], device=self._device),
             use_cache=False,
+            logits_to_keep=self._last_rows(batch),
             paged_batch=lay_out(batch.sequences, self._kv, self._groups, self._device),
-        ).last_hidden_state[0]
-        logits: torch.Tensor = self._head(hidden[self._last_rows(batch)]).float()
-        return logits
+        ).logits[0]
+        return logits.float()
 
     def close(self) -> None:
         """See `Runner.close`: there is nothing to end."""
@@ -65,7 +61,18 @@ class TransformersRunner:
         return torch.tensor(rows, dtype=torch.int64, device=self._device)
 
 
+def make_kv(model: Any, blocks: int, block_size: int, shards: int) -> KvTensors:
+    """An empty pool for this rank's share of the KV heads."""
+    config = model.config
+    kv_heads = config.num_key_value_heads // shards
+    device = torch.device(model.device)
+    return KvTensors(config.num_hidden_layers, kv_heads, _head_dim(config), blocks, block_size, model.dtype, device)
+
+
 def kv_bytes_per_token(config: Any, dtype: torch.dtype) -> int:
     """Bytes of K and V over all layers for one token."""
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return int(2 * config.num_hidden_layers * config.num_key_value_heads * head_dim * dtype.itemsize)
+    return int(2 * config.num_hidden_layers * config.num_key_value_heads * _head_dim(config) * dtype.itemsize)
+
+
+def _head_dim(config: Any) -> int:
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)

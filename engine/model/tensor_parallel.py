@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import pickle
+from dataclasses import replace
 from datetime import timedelta
 
 import torch
@@ -68,9 +69,15 @@ class TensorParallelRunner:
         self.kv_blocks = shard.kv_blocks
 
     def run(self, batch: Batch) -> torch.Tensor:
-        """See `Runner.run`."""
-        self._send(batch)
-        return self._shard.run(batch)
+        """See `Runner.run`. Ends the process when the step fails: the other ranks may be in the middle of it, where no
+        later step must meet them."""
+        try:
+            if batch.sampled is not None:
+                batch = replace(batch, sampled=batch.sampled.cpu())
+            self._send(batch)
+            return self._shard.run(batch)
+        except Exception as error:
+            raise SystemExit(f"error: a step failed on one of several devices: {error}") from error
 
     def close(self) -> None:
         """Lets the other ranks end."""

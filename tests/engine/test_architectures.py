@@ -14,7 +14,9 @@ import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    CohereConfig,
     Gemma3TextConfig,
+    GraniteConfig,
     LlamaConfig,
     MistralConfig,
     Phi3Config,
@@ -53,6 +55,8 @@ CONFIGS: dict[str, Any] = {
     ),
     "mistral": MistralConfig(**SIZES, num_hidden_layers=2, head_dim=8, sliding_window=WINDOW),
     "phi3": Phi3Config(**SIZES, num_hidden_layers=2, sliding_window=None),
+    "cohere": CohereConfig(**SIZES, num_hidden_layers=2, logit_scale=0.25),
+    "granite": GraniteConfig(**SIZES, num_hidden_layers=2, logits_scaling=4.0, attention_multiplier=0.2),
     "qwen2-sliding": Qwen2Config(
         **SIZES, num_hidden_layers=4, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=2
     ),

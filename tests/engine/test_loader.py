@@ -9,7 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoTokenizer, Gemma2Config, GPT2Config
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    DiffLlamaConfig,
+    Gemma2Config,
+    GPT2Config,
+    GptOssConfig,
+    Qwen2MoeConfig,
+)
 
 from engine.model.loader import ModelError, load_model, model_name, prepare_model
 
@@ -52,12 +60,41 @@ def test_a_broken_gguf_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        (Gemma2Config(num_hidden_layers=1), "softcapping"),
         (GPT2Config(n_layer=1), "KV heads"),
     ],
 )
 def test_what_would_be_computed_wrongly_is_refused(config: Any, reason: str, tmp_path: Path) -> None:
     config.save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match=reason):
+        load_model(tmp_path, torch.float32, CPU, quiet)
+
+
+TINY: dict[str, Any] = {
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "initializer_range": 0.3,
+    "pad_token_id": 0,
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (Gemma2Config(**TINY), "soft capping or sinks"),
+        (GptOssConfig(**TINY, num_local_experts=2, num_experts_per_tok=1), "soft capping or sinks"),
+        (DiffLlamaConfig(**TINY), "differs"),
+        (Qwen2MoeConfig(**TINY, use_sliding_window=True, max_window_layers=1, num_experts_per_tok=1), "sliding window"),
+    ],
+    ids=["gemma2", "gpt_oss", "diffllama", "qwen2_moe"],
+)
+def test_a_model_whose_attention_would_differ_is_refused(config: Any, reason: str, tmp_path: Path) -> None:
+    causal_lm: Any = AutoModelForCausalLM
+    causal_lm.from_config(config, dtype=torch.float32).save_pretrained(tmp_path)
     with pytest.raises(ModelError, match=reason):
         load_model(tmp_path, torch.float32, CPU, quiet)
 

@@ -9,10 +9,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
+import torch
+from transformers import Phi3Config
 
 from engine import messages as m
 from engine.client import EngineClient
+from engine.model.loader import ModelError, load_model
 from tests.engine.conftest import save_tiny
 from tests.engine.driver import load_reference, reference_greedy
 from tests.engine.test_process import LIMIT, PROMPT, collect
@@ -81,3 +85,31 @@ def test_heads_that_cannot_be_shared_out_are_refused(tmp_path: Path) -> None:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
+
+
+def children_of(pid: int) -> list[psutil.Process]:
+    return [child for child in psutil.Process(pid).children(recursive=True) if "engine.process" in child.cmdline()]
+
+
+@pytest.mark.parametrize("victim", ["rank 0", "rank 1", "torchrun"])
+def test_no_rank_outlives_another(victim: str, tmp_path: Path) -> None:
+    process = start(save_tiny("llama", tmp_path / "model"), tmp_path / "engine.sock", 2)
+    try:
+        wait_for(process, "listening")
+        ranks = sorted(children_of(process.pid), key=lambda rank: rank.environ()["RANK"])
+        assert len(ranks) == 2
+        {"rank 0": ranks[0], "rank 1": ranks[1], "torchrun": psutil.Process(process.pid)}[victim].kill()
+        process.communicate(timeout=START_LIMIT)
+        assert process.returncode != 0
+        assert psutil.wait_procs(ranks, timeout=START_LIMIT)[1] == []
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+
+
+def test_a_plan_that_does_not_split_heads_is_refused(tmp_path: Path) -> None:
+    config = Phi3Config(hidden_size=32, num_attention_heads=4, num_key_value_heads=2, num_hidden_layers=1)
+    config.save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="no plan to split"):
+        load_model(tmp_path, torch.float32, torch.device("cpu"), lambda stage, fraction: None, 2)
