@@ -46,8 +46,15 @@ class Proposer:
         if (place := self._in_draft.get(gram)) is not None:
             return self._draft[place : place + self._length]
         if (place := self._in_context.get(gram)) is not None:
-            return list(tokens[place : place + self._length])
+            return self._continue(tokens, place)
         return []
+
+    def _continue(self, tokens: Sequence[int], place: int) -> list[int]:
+        """What followed before; where that runs into the end of the text, the text repeats itself and may go on so."""
+        guess = list(tokens[place : place + self._length])
+        period = len(guess)
+        guess += [guess[i % period] for i in range(period, self._length)]
+        return guess
 
     def observe(self, length: int, drafted: int, accepted: int) -> None:
         """Of `drafted` proposed tokens `accepted` came true and the context has `length` tokens now: good guesses get

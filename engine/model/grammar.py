@@ -178,7 +178,12 @@ class GrammarCompiler:
 
     def _compile(self, grammar: Grammar) -> xgrammar.CompiledGrammar:
         key = (grammar.kind, grammar.source)
-        compiled = self._compiled.pop(key, None) or self._compile_new(grammar)
+        with self._lock:
+            compiled = self._compiled.get(key)
+            if compiled is not None:
+                self._compiled.move_to_end(key)
+                return compiled
+        compiled = self._compile_new(grammar)
         with self._lock:
             self._compiled[key] = compiled
             if len(self._compiled) > _MAX_CACHED:

@@ -169,8 +169,23 @@ def _adjust(logits: torch.Tensor, row: SampleRow) -> None:
 
 def _logprobs(raw: torch.Tensor, chosen: torch.Tensor, rows: list[int], counts: list[int]) -> _Logprobs:
     index = torch.tensor(rows, device=raw.device)
-    values, ids = raw.topk(max(counts), dim=-1)
+    values, ids = _top(raw, max(counts))
     return _Logprobs(rows, counts, raw.gather(1, chosen[index].unsqueeze(1)).squeeze(1), values, ids)
+
+
+def _top(raw: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The `count` largest values of each row and where they are, best first and equal ones in the order of their ids.
+
+    `topk` alone leaves open which of several equal values it takes, and bf16 logits are often equal.
+    """
+    if not count:
+        return raw[:, :0], torch.zeros(len(raw), 0, dtype=torch.int64, device=raw.device)
+    worst = raw.topk(count, dim=-1).values[:, -1:]
+    order = -torch.arange(raw.shape[-1], dtype=torch.float32, device=raw.device)
+    order = torch.where(raw > worst, torch.inf, order.masked_fill(raw < worst, -torch.inf))
+    ids = order.topk(count, dim=-1).indices.sort(dim=-1).values
+    values, rank = raw.gather(1, ids).sort(dim=-1, descending=True, stable=True)
+    return values, ids.gather(1, rank)
 
 
 def _sample_random(logits: torch.Tensor, best: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:

@@ -190,3 +190,16 @@ def test_verified_drafts_are_the_longest_common_prefix(sampled: list[int], draft
     accepted = verify(sampled, draft)
     assert sampled[:accepted] == draft[:accepted]
     assert accepted == len(draft) or sampled[accepted] != draft[accepted]
+
+
+def test_equal_logprobs_stand_in_the_order_of_their_ids() -> None:
+    """Against the definition, on values as coarse as bf16 logits, many of them equal at the border too."""
+    generator = torch.Generator().manual_seed(2)
+    values = torch.randint(0, 6, (40, 700), generator=generator) / 4
+    expected = values.log_softmax(dim=-1).sort(dim=-1, descending=True, stable=True)
+    rows = [SampleRow(Sampling(), i, top_logprobs=1 + i % 20) for i in range(40)]
+    for i, token in enumerate(sample(values.clone(), rows).read()):
+        assert token.logprobs is not None
+        assert [t for t, _ in token.logprobs.top] == expected.indices[i, : 1 + i % 20].tolist()
+        assert [p for _, p in token.logprobs.top] == expected.values[i, : 1 + i % 20].tolist()
+        assert token.logprobs.top[0] == (token.token, token.logprobs.chosen)
