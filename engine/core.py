@@ -402,7 +402,7 @@ class EngineCore:
         (launch, *others) = launches
         if others or launch.sampled is None or len(self._active) > len(launch.work):
             return []
-        if not all(_may_run_ahead(work) for work in launch.work):
+        if not all(map(_may_run_ahead, launch.work, launch.generations)):
             return []
         needed = sum(work.context.blocks_needed(work.count + 1) for work in launch.work)
         if needed > self.models[launch.model].pool.free_count:
@@ -570,10 +570,11 @@ class EngineCore:
         assert self._active.keys() == {c.id for c in self._contexts.values() if c.pending}, "active contexts differ"
 
 
-def _may_run_ahead(work: Work) -> bool:
-    """Whether the token after the next needs nothing that the host learns from the next one."""
-    generation = work.context.generation
-    if generation is None or not work.samples or work.draft or generation.proposal:
+def _may_run_ahead(work: Work, generation: Generation | None) -> bool:
+    """Whether the token after the next needs nothing that the host learns from the next one, which is still wanted."""
+    if generation is None or work.context.generation is not generation or work.context.kv_length != work.start:
+        return False
+    if not work.samples or work.draft or generation.proposal:
         return False
     constrained = generation.matcher is not None or generation.counts is not None
     return not constrained and generation.output_tokens + 1 < generation.max_tokens

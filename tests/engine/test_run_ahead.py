@@ -73,3 +73,15 @@ def test_commands_between_launch_and_read_leave_every_context_right(tiny: Any, t
     for number, text in texts.items():
         said = driver.tokens_of(number)
         assert said == reference_greedy(tiny_reference, text, 12)[: len(said)]
+
+
+def test_nothing_runs_ahead_of_a_step_whose_context_was_edited_and_generates_again(
+    tiny: Any, tiny_reference: Any
+) -> None:
+    driver = ahead_driver(tiny)
+    driver.apply(m.Open(1, "foreground"), m.Append(1, PROMPT), m.Generate(1, 10, m.GenerateParams(30)))
+    while not driver.core._ahead:
+        driver.step()
+    driver.apply(m.Truncate(1, 2), m.Generate(1, 11, m.GenerateParams(20)))
+    driver.run()
+    assert driver.tokens_of(11) == reference_greedy(tiny_reference, PROMPT[:2], 20)
