@@ -14,4 +14,4 @@ def test_random_verbs_with_random_cancels_lose_no_block(seed: int) -> None:
     assert report["idle_points"] > 10
     # What the test is about must have happened.
     for kind in ("generations", "cancelled", "refused", "preemptions", "prefix_hit_tokens", "accepted_tokens"):
-        assert report[kind] > 0, kind
+        assert report[kind] > 5, kind
