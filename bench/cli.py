@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -53,12 +54,13 @@ def engine(
     if json_file is not None:
         bench.write(runs, json_file)
     headings = ["engine", "weights", "at once", "tokens/s", "TTFT p50", "512 tokens", "x decode", "x prefill"]
-    table = Table(*headings, title=bench.machine(), caption="x: how many times faster Midstream is")
+    caption = "x: how many times faster Midstream is"
+    table = Table(*headings, title=bench.machine(), caption=caption, box=SIMPLE_HEAD, padding=0, pad_edge=False)
     for one in runs:
-        name = " ".join(filter(None, (one["engine"], one["way"])))
         speed, first = f"{one['output_tokens_per_s']:.0f}", f"{one['ttft_p50_s'] * 1000:.0f} ms"
         prefill = f"{one['prefill_512_s'] * 1000:.0f} ms"
-        table.add_row(name, one["weights"], str(one["concurrency"]), speed, first, prefill, *bench.ratios(runs, one))
+        at_once = str(one["concurrency"])
+        table.add_row(one["engine"], one["weights"], at_once, speed, first, prefill, *bench.ratios(runs, one))
     console.print(table)
 
 
@@ -75,10 +77,13 @@ def step(
     profiles = bench.run([int(count) for count in sequences.split(",")], steps, console.print)
     if json_file is not None:
         bench.write(profiles, json_file)
-    seconds = [key for key in profiles[0] if key.endswith("_s")]
+    seconds = [key for key in profiles[0] if key.endswith("_s") and not key.endswith("_per_s")]
     table = Table("ms", *[f"{one['runner']} {one['weights']}, {one['sequences']}" for one in profiles])
     for key in seconds:
         table.add_row(key.removesuffix("_s").replace("_", " "), *[f"{one[key] * 1000:.3f}" for one in profiles])
+    if "flop" in profiles[0]:
+        table.add_row("model: GB/s", *[f"{one['model_bytes_per_s'] / 1e9:.1f}" for one in profiles])
+        table.add_row("model: GFLOP/s", *[f"{one['model_flop_per_s'] / 1e9:.0f}" for one in profiles])
     console.print(table)
 
 

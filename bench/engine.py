@@ -1,8 +1,8 @@
 """`midstream bench engine`: the engine against its peers, same weights, same prompts, one run.
 
 Prompts of 64 random tokens and 64 new ones, at several concurrencies; and one prompt of 512 tokens with one new token.
-All engines are loaded first; then each round measures one after the other, while the rest is stopped, so that what
-else happens on the machine happens to all of them. Figures are medians of the rounds.
+All engines are loaded first; then all do one piece of work, one after the other while the rest is stopped, then the
+next piece: what else happens on the machine happens to all of them. Figures are medians of the rounds.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from typing import Any
 
 import psutil
 
-from bench.engine_runs import Engine, EngineFailed, start
+from bench.engine_process import EngineFailed
+from bench.engine_runs import Engine, Timing, start
 
 PROMPT_TOKENS = 64
 NEW_TOKENS = 64
@@ -40,7 +41,7 @@ VARIANTS = (
 """Engine, weights, and the way to use it where there are several: at each concurrency the fastest one counts."""
 DEFAULT_PEERS = Path("~/.cache/midstream/peers")
 BUSY = 0.1
-"""Share of the machine that may be taken by others without a warning."""
+"""Share of the processors that may be taken by others without a warning."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,8 @@ class Options:
 
 @dataclass(frozen=True)
 class Run:
-    """Medians of the rounds, all rounds, and how busy the machine was with other things before them (0 to 1)."""
+    """Medians of the rounds, and all rounds. `others` is the share of the processors that anything else took meanwhile,
+    machines on the same hardware included as far as they can be seen."""
 
     engine: str
     weights: str
@@ -66,79 +68,79 @@ class Run:
     prefill_512_s: float
     way: str
     version: str
-    busy_before: float
+    others: float
     rounds_output_tokens_per_s: list[float]
     rounds_prefill_512_s: list[float]
 
 
+@dataclass(frozen=True)
+class Work:
+    """Requests that come at the same moment, the same for all engines."""
+
+    prompts: list[list[int]]
+    new_tokens: int
+
+
 @dataclass
 class Loaded:
-    """An engine and what was measured of it, by concurrency."""
+    """An engine and what was measured of it: of each round, the prefill and then each concurrency."""
 
     name: str
     weights: str
     way: str
     engine: Engine
-    speeds: dict[int, list[float]] = field(default_factory=dict)
-    firsts: dict[int, list[float]] = field(default_factory=dict)
-    prefills: list[float] = field(default_factory=list)
+    rounds: list[list[Timing]] = field(default_factory=list)
 
     def __str__(self) -> str:
         return " ".join(filter(None, (self.name, self.weights, self.way)))
 
-    def warm_up(self, prompts: Prompts) -> None:
-        self.engine.run(prompts.long, 1)
-        for short in prompts.short.values():
-            self.engine.run(short, WARM_UP_TOKENS)
-
-    def measure(self, prompts: Prompts) -> None:
-        self.prefills.append(self.engine.run(prompts.long, 1).total_s)
-        for concurrency, short in prompts.short.items():
-            timing = self.engine.run(short, NEW_TOKENS)
-            self.speeds.setdefault(concurrency, []).append(concurrency * NEW_TOKENS / timing.total_s)
-            self.firsts.setdefault(concurrency, []).append(statistics.median(timing.first_s))
-
-    def runs(self, busy: float) -> list[Run]:
-        """One for each concurrency; none if it failed before it was measured."""
+    def runs(self, concurrency: Sequence[int]) -> list[Run]:
+        """The figures of each concurrency."""
+        prefills = [timings[0].total_s for timings in self.rounds]
         return [
-            Run(
-                engine=self.name,
-                weights=self.weights,
-                concurrency=concurrency,
-                output_tokens_per_s=statistics.median(speeds),
-                ttft_p50_s=statistics.median(self.firsts[concurrency]),
-                prefill_512_s=statistics.median(self.prefills),
-                way=self.way,
-                version=self.engine.version,
-                busy_before=busy,
-                rounds_output_tokens_per_s=speeds,
-                rounds_prefill_512_s=self.prefills,
-            )
-            for concurrency, speeds in self.speeds.items()
+            self._run(count, [timings[index] for timings in self.rounds], prefills)
+            for index, count in enumerate(concurrency, 1)
         ]
 
+    def _run(self, concurrency: int, timings: list[Timing], prefills: list[float]) -> Run:
+        speeds = [concurrency * NEW_TOKENS / timing.total_s for timing in timings]
+        return Run(
+            engine=self.name,
+            weights=self.weights,
+            concurrency=concurrency,
+            output_tokens_per_s=statistics.median(speeds),
+            ttft_p50_s=statistics.median(statistics.median(timing.first_s) for timing in timings),
+            prefill_512_s=statistics.median(prefills),
+            way=self.way,
+            version=self.engine.version,
+            others=statistics.median(timing.others for timing in timings),
+            rounds_output_tokens_per_s=speeds,
+            rounds_prefill_512_s=prefills,
+        )
 
-class Prompts:
-    """Those of one round, the same for all engines and new ones every time: nobody finds anything in a cache."""
 
-    def __init__(self, seed: int, concurrency: Sequence[int]) -> None:
-        rng = random.Random(seed)
-        self.long = _random_prompts(rng, 1, PREFILL_TOKENS)
-        self.short = {count: _random_prompts(rng, count, PROMPT_TOKENS) for count in concurrency}
+def works_of(seed: int, concurrency: Sequence[int]) -> list[Work]:
+    """Those of one round: new prompts every time, so nobody finds anything in a cache."""
+    rng = random.Random(seed)
+    long = Work(_random_prompts(rng, 1, PREFILL_TOKENS), 1)
+    return [long, *(Work(_random_prompts(rng, count, PROMPT_TOKENS), NEW_TOKENS) for count in concurrency)]
 
 
 def run(options: Options, say: Callable[[str], None]) -> list[dict[str, Any]]:
     """All runs; an engine that cannot be used is left out and named."""
-    busy = psutil.cpu_percent(1.0) / 100
-    if busy > BUSY:
-        say(f"warning: the machine is {busy:.0%} busy with other things; the figures will be low and uneven")
     with ExitStack() as stack:
         engines = _load(options, say, stack)
-        for number in range(options.rounds + 1):
-            say(f"round {number} of {options.rounds}" if number else "warming up")
-            prompts = Prompts(number, options.concurrency)
-            engines = [one for one in engines if _take_turn(one, prompts, say, is_warm=number > 0)]
-        return [asdict(one) for one in fastest([run for one in engines for run in one.runs(busy)])]
+        say("warming up")
+        for work in works_of(0, options.concurrency):
+            short = replace(work, new_tokens=min(work.new_tokens, WARM_UP_TOKENS))
+            engines = [one for one in engines if _turn(one, short, say)]
+        for number in range(1, options.rounds + 1):
+            say(f"round {number} of {options.rounds}")
+            engines = _round(engines, works_of(number, options.concurrency), say)
+        runs = [run for one in engines for run in one.runs(options.concurrency)]
+    if any(one.others > BUSY for one in runs):
+        say("warning: the machine was busy with other things; the figures are low and uneven")
+    return [asdict(one) for one in fastest(runs)]
 
 
 def fastest(runs: Sequence[Run]) -> list[Run]:
@@ -189,16 +191,31 @@ def _load(options: Options, say: Callable[[str], None], stack: ExitStack) -> lis
     return engines
 
 
-def _take_turn(one: Loaded, prompts: Prompts, say: Callable[[str], None], *, is_warm: bool) -> bool:
-    """False when it failed and can take no further one."""
+def _round(engines: list[Loaded], works: list[Work], say: Callable[[str], None]) -> list[Loaded]:
+    """Those that did not fail."""
+    for one in engines:
+        one.rounds.append([])
+    for work in works:
+        able = []
+        for one in engines:
+            timing = _turn(one, work, say)
+            if timing is not None:
+                one.rounds[-1].append(timing)
+                able.append(one)
+        engines = able
+    return engines
+
+
+def _turn(one: Loaded, work: Work, say: Callable[[str], None]) -> Timing | None:
+    """None when it failed and can take no further one."""
     one.engine.process.go_on()
     try:
-        one.measure(prompts) if is_warm else one.warm_up(prompts)
+        return one.engine.run(work.prompts, work.new_tokens)
     except EngineFailed as reason:
         say(f"left out: {one} {reason}")
-        return False
-    one.engine.process.pause()
-    return True
+        return None
+    finally:
+        one.engine.process.pause()
 
 
 def _random_prompts(rng: random.Random, count: int, length: int) -> list[list[int]]:

@@ -1,35 +1,26 @@
-"""The engines that `bench.engine` compares: Midstream's own process, and peers that speak `peers/protocol.py`.
-
-Each lives in a process group of its own that is stopped while others are measured: some engines spin when idle.
-"""
+"""The engines that `bench.engine` compares: Midstream's own process, and peers that speak `peers/protocol.py`."""
 
 from __future__ import annotations
 
 import asyncio
 import importlib.util
 import json
-import os
-import select
-import signal
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from bench.engine_process import EngineFailed, EngineProcess, Meter
 from engine import messages as m
 from engine.client import EngineClient, EngineError
 from engine.model.loader import prepare_model
 from engine.settings import EngineSettings
-from launch.child import die_with_parent
 
 START_LIMIT_S = 300.0
 RUN_LIMIT_S = 300.0
-_LOG_LINES = 5
 PEERS = Path(__file__).parent / "peers"
 MIDSTREAM_SETTINGS = {
     "bf16": {"MIDSTREAM_DTYPE": "bfloat16"},
@@ -41,14 +32,11 @@ MIDSTREAM_SETTINGS = {
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds from the moment all requests were there."""
+    """Seconds from the moment all requests were there, and the share of the processors that was taken by others."""
 
     first_s: list[float]
     total_s: float
-
-
-class EngineFailed(Exception):
-    """It is not set up, did not start, ended or did not answer in time."""
+    others: float
 
 
 class Engine(Protocol):
@@ -62,84 +50,6 @@ class Engine(Protocol):
         ...
 
     def close(self) -> None: ...
-
-
-class EngineProcess:
-    """A child with its own process group and a log file."""
-
-    def __init__(self, command: Sequence[str | Path], environment: Mapping[str, str]) -> None:
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115  (open as long as the process)
-        parent = os.getpid()
-        self._child = subprocess.Popen(
-            command,
-            bufsize=0,
-            cwd=Path(__file__).parents[1],
-            env={**os.environ, "HF_HUB_OFFLINE": "1", **environment},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            start_new_session=True,
-            preexec_fn=lambda: die_with_parent(parent),
-        )
-
-    @property
-    def pid(self) -> int:
-        return self._child.pid
-
-    def pause(self) -> None:
-        """None of its threads runs until `go_on`."""
-        self._signal(signal.SIGSTOP)
-
-    def go_on(self) -> None:
-        self._signal(signal.SIGCONT)
-
-    def write_line(self, line: str) -> None:
-        """Raises `EngineFailed`."""
-        assert self._child.stdin is not None
-        try:
-            self._child.stdin.write(line.encode() + b"\n")
-        except OSError as error:
-            raise self.failure("ended") from error
-
-    def read_line(self, limit_s: float) -> str:
-        """Raises `EngineFailed`."""
-        assert self._child.stdout is not None
-        line, deadline = b"", time.monotonic() + limit_s
-        while not line.endswith(b"\n"):
-            readable, _, _ = select.select([self._child.stdout], [], [], max(deadline - time.monotonic(), 0))
-            if not readable:
-                raise self.failure(f"said nothing for {limit_s:.0f} s")
-            data = os.read(self._child.stdout.fileno(), 1 << 16)
-            if not data:
-                raise self.failure("ended")
-            line += data
-        return line.decode()
-
-    def wait_for(self, text: str, limit_s: float) -> None:
-        """Until its log has `text`. Raises `EngineFailed`."""
-        deadline = time.monotonic() + limit_s
-        while text not in self._read_log():
-            if self._child.poll() is not None or time.monotonic() > deadline:
-                raise self.failure("did not start")
-            time.sleep(0.05)
-
-    def failure(self, what: str) -> EngineFailed:
-        """`what` happened, with the end of its log."""
-        return EngineFailed("\n".join([what, *self._read_log().strip().splitlines()[-_LOG_LINES:]]))
-
-    def end(self) -> None:
-        self._signal(signal.SIGKILL)
-        self._child.communicate()
-        self._log.close()
-
-    def _read_log(self) -> str:
-        # Not by seeking: the child shares this file's position.
-        size = os.fstat(self._log.fileno()).st_size
-        return os.pread(self._log.fileno(), size, 0).decode(errors="replace")
-
-    def _signal(self, number: signal.Signals) -> None:
-        with suppress(ProcessLookupError):
-            os.killpg(self._child.pid, number)
 
 
 class Peer:
@@ -156,9 +66,10 @@ class Peer:
             raise
 
     def run(self, prompts: list[list[int]], new_tokens: int) -> Timing:
+        meter = Meter(self.process)
         self.process.write_line(json.dumps({"prompts": prompts, "new_tokens": new_tokens}))
         answer: dict[str, Any] = json.loads(self.process.read_line(RUN_LIMIT_S))
-        return Timing(**answer)
+        return Timing(answer["first_s"], answer["total_s"], meter.others())
 
     def close(self) -> None:
         self.process.end()
@@ -167,8 +78,7 @@ class Peer:
 class Midstream:
     """The engine process, over its socket as the session host has it. See `Engine`."""
 
-    def __init__(self, weights: str, *, speculate: bool = False) -> None:
-        self._speculate = speculate
+    def __init__(self, weights: str) -> None:
         self._loop = asyncio.new_event_loop()
         # A Unix socket's path has to be short.
         self._folder = tempfile.TemporaryDirectory(prefix="ms-")
@@ -202,13 +112,13 @@ class Midstream:
         self._folder.cleanup()
 
     async def _run(self, prompts: Sequence[list[int]], new_tokens: int) -> Timing:
-        started = time.perf_counter()
+        meter, started = Meter(self.process), time.perf_counter()
 
         async def one(ids: list[int]) -> float:
             context = self._client.open("foreground")
             context.append(ids)
             first, count = 0.0, 0
-            async for tokens in context.generate(m.GenerateParams(new_tokens, speculate=self._speculate)):
+            async for tokens in context.generate(m.GenerateParams(new_tokens, speculate=False)):
                 first = first or time.perf_counter() - started
                 count += len(tokens)
             context.close()
@@ -217,13 +127,14 @@ class Midstream:
             return first
 
         first = await asyncio.gather(*[one(ids) for ids in prompts])
-        return Timing(list(first), time.perf_counter() - started)
+        total = time.perf_counter() - started
+        return Timing(list(first), total, meter.others())
 
 
 def start(engine: str, weights: str, way: str, peers: Path) -> Engine:
     """Loads it; `way` is one of the ways in which some engines can be used. Raises `EngineFailed`."""
     if engine == "midstream":
-        return Midstream(weights, speculate=way == "speculating")
+        return Midstream(weights)
     if engine == "llama.cpp":
         return Peer(peers / "llama.cpp/bin/python", PEERS / "llama_cpp_peer.py", gguf_file())
     folder = prepare_model("default", EngineSettings().model_cache, lambda stage, done: None)

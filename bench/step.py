@@ -2,7 +2,8 @@
 
 The engine core runs in this process with the model and settings of the engine process; its parts are timed from
 outside, so production code carries no stopwatch. Overhead is all that is neither the model nor sampling: scheduler,
-lists and arrays for the kernels, keeping tokens, encoding them for the host.
+lists and arrays for the kernels, keeping tokens, encoding them for the host. What the model's part read and computed at
+least is given as rates, to compare with what the machine can do.
 """
 
 from __future__ import annotations
@@ -20,10 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from bench.engine import FIRST_TEXT_TOKEN, LAST_TEXT_TOKEN, PROMPT_TOKENS
+from bench.step_cost import step_cost
 from engine import messages as m
 from engine import served_model
 from engine.core import EngineCore
+from engine.model.loader import prepare_model
 from engine.model.sampler import Sampled
+from engine.model.weights import NativeConfig, UnsupportedModel
 from engine.settings import EngineSettings
 from engine.startup import build_engine
 
@@ -47,6 +51,7 @@ class StepProfile:
     """The runner outside its kernels (native runner only; the transformers runner counts as `model_s` as a whole)."""
     model_s: float
     sampling_s: float
+    """On a GPU also the wait for the model, whose own part is then only its launch."""
     commit_s: float
     """Tokens kept, items made."""
     encode_s: float
@@ -57,12 +62,15 @@ class StepProfile:
 
 
 def run(sequences: Sequence[int], steps: int, say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Profiles of the model that `MIDSTREAM_*` names. Raises `loader.ModelError`."""
-    core, _ = build_engine(EngineSettings(), lambda stage, done: None, say)
+    """A `StepProfile` for each number of sequences, of the model that `MIDSTREAM_*` names; with `StepCost` and rates if
+    the native runner knows the model. Raises `loader.ModelError`."""
+    settings = EngineSettings()
+    core, _ = build_engine(settings, lambda stage, done: None, say)
+    config = _config(settings)
     gc.collect()
     gc.freeze()
     try:
-        return [asdict(_profile(core, count, steps)) for count in sequences]
+        return [_profile(core, config, count, steps) for count in sequences]
     finally:
         gc.unfreeze()
         for model in core.models:
@@ -99,7 +107,14 @@ class Stopwatch:
         return lap
 
 
-def _profile(core: EngineCore, sequences: int, steps: int) -> StepProfile:
+def _config(settings: EngineSettings) -> NativeConfig | None:
+    try:
+        return NativeConfig.from_folder(prepare_model(settings.model, settings.model_cache, lambda stage, done: None))
+    except UnsupportedModel:
+        return None
+
+
+def _profile(core: EngineCore, config: NativeConfig | None, sequences: int, steps: int) -> dict[str, Any]:
     rng = random.Random(sequences)
     for context in range(sequences):
         prompt = [rng.randrange(FIRST_TEXT_TOKEN, LAST_TEXT_TOKEN) for _ in range(PROMPT_TOKENS)]
@@ -109,11 +124,32 @@ def _profile(core: EngineCore, sequences: int, steps: int) -> StepProfile:
     while core.stats().running < sequences:
         core.step()
     with ExitStack() as stack:
+        before = _context_tokens(core)
         laps = _laps(core, _watch(core, stack), steps)
+        between = (before + _context_tokens(core)) // 2
     for context in range(sequences):
         core.apply(m.Close(context))
     core.step()
-    return _summary(core, sequences, laps)
+    profile = _summary(core, sequences, laps)
+    return {**asdict(profile), **_rates(core, config, profile, between)}
+
+
+def _context_tokens(core: EngineCore) -> int:
+    return sum(context.kv_length for context in core._contexts.values())
+
+
+def _summary(core: EngineCore, sequences: int, laps: list[dict[str, float]]) -> StepProfile:
+    (model, *_) = core.models
+    medians = {key: statistics.median(lap[key] for lap in laps) for key in laps[0]}
+    overheads = sorted(lap["overhead_s"] for lap in laps)
+    return StepProfile(
+        runner=model.runner.name,
+        weights=model.runner.weights,
+        sequences=sequences,
+        steps=len(laps),
+        overhead_p95_s=overheads[min(len(overheads) * 95 // 100, len(overheads) - 1)],
+        **medians,
+    )
 
 
 def _watch(core: EngineCore, stack: ExitStack) -> Stopwatch:
@@ -160,15 +196,15 @@ def _parts(lap: dict[str, float]) -> dict[str, float]:
     }
 
 
-def _summary(core: EngineCore, sequences: int, laps: list[dict[str, float]]) -> StepProfile:
-    (model, *_) = core.models
-    medians = {key: statistics.median(lap[key] for lap in laps) for key in laps[0]}
-    overheads = sorted(lap["overhead_s"] for lap in laps)
-    return StepProfile(
-        runner=model.runner.name,
-        weights=model.runner.weights,
-        sequences=sequences,
-        steps=len(laps),
-        overhead_p95_s=overheads[min(len(overheads) * 95 // 100, len(overheads) - 1)],
-        **medians,
-    )
+def _rates(
+    core: EngineCore, config: NativeConfig | None, profile: StepProfile, context_tokens: int
+) -> dict[str, float]:
+    if config is None:
+        return {}
+    kv_bytes_per_token = core.models[0].runner.bytes_per_token
+    cost = step_cost(config, profile.weights, profile.sequences, context_tokens, kv_bytes_per_token)
+    return {
+        **asdict(cost),
+        "model_bytes_per_s": (cost.weight_bytes + cost.kv_bytes) / profile.model_s,
+        "model_flop_per_s": cost.flop / profile.model_s,
+    }

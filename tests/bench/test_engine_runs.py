@@ -10,7 +10,8 @@ import psutil
 import pytest
 
 from bench import engine_runs
-from bench.engine_runs import PEERS, EngineFailed, EngineProcess, Peer
+from bench.engine_process import EngineFailed, EngineProcess
+from bench.engine_runs import PEERS, Peer
 
 SCRIPT = f"""
 import sys, time

@@ -13,7 +13,7 @@ PARTS = ("plan_s", "batch_s", "runner_python_s", "model_s", "sampling_s", "commi
 
 def test_the_parts_of_a_step_are_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MIDSTREAM_KV_TOKENS", "2048")
-    read, encode = Sampled.read, m.encode_output
+    original, encode = Sampled.read, m.encode_output
     (profile,) = run((2,), 1, lambda line: None)
     assert profile["sequences"] == 2
     assert profile["steps"] == 1
@@ -21,4 +21,6 @@ def test_the_parts_of_a_step_are_the_step(monkeypatch: pytest.MonkeyPatch) -> No
     rest = profile["total_s"] - profile["model_s"] - profile["sampling_s"]
     assert profile["overhead_s"] == pytest.approx(rest)
     assert all(profile[part] >= 0 for part in PARTS)
-    assert (Sampled.read, m.encode_output) == (read, encode)
+    read = profile["weight_bytes"] + profile["kv_bytes"]
+    assert profile["model_bytes_per_s"] == pytest.approx(read / profile["model_s"])
+    assert (Sampled.read, m.encode_output) == (original, encode)
