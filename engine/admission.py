@@ -15,7 +15,7 @@ class Overloaded(Exception):
 @dataclass(frozen=True, slots=True)
 class Admission:
     """Limits on what is open and on what waits for its first token. Held and background contexts never count as
-    waiting: thinking ahead is no reason to refuse what somebody has sent."""
+    waiting: neither a tool that hangs nor thinking ahead is a reason to refuse what somebody has sent."""
 
     max_contexts: int
     max_waiting: int
@@ -27,10 +27,18 @@ class Admission:
             raise Overloaded(f"all {self.max_contexts} contexts are in use")
 
     def check_generate(self, pending: Iterable[Context], tokens: int) -> None:
-        """Raises `Overloaded` when a foreground generation with `tokens` to compute would have to queue too long."""
-        waiting = [c for c in pending if c.priority == "foreground" and not c.is_decoding]
+        """Raises `Overloaded` when a foreground generation with `tokens` to compute would have to queue too long
+        behind `pending`. Where nothing waits it may be as long as it likes."""
+        waiting = [context for context in pending if _waits_for_first_token(context)]
         if len(waiting) >= self.max_waiting:
             raise Overloaded(f"{len(waiting)} generations are waiting; the limit is {self.max_waiting}")
         total = sum(context.pending for context in waiting) + tokens
         if waiting and total > self.max_waiting_tokens:
             raise Overloaded(f"{total} prompt tokens would be waiting; the limit is {self.max_waiting_tokens}")
+
+
+def _waits_for_first_token(context: Context) -> bool:
+    generation = context.generation
+    if context.priority != "foreground" or context.held:
+        return False
+    return generation is not None and not generation.output_tokens

@@ -6,15 +6,17 @@ import pytest
 
 from engine.admission import Admission, Overloaded
 from engine.context import Context
+from engine.generation import Generation
 from engine.kv.blocks import BlockPool
-from engine.messages import Priority
+from engine.messages import GenerateParams, Priority
 
 ADMISSION = Admission(max_contexts=3, max_waiting=2, max_waiting_tokens=100)
 
 
-def waiting(tokens: int, priority: Priority = "foreground") -> Context:
-    context = Context(1, BlockPool(8, 4), priority)
+def waiting(tokens: int, priority: Priority = "foreground", *, said: int = 0, held: bool = False) -> Context:
+    context = Context(1, BlockPool(8, 4), priority, held=held)
     context.append([0] * tokens)
+    context.generation = Generation(1, GenerateParams(9), 9, frozenset(), tokens, 0, 0.0, output_tokens=said)
     return context
 
 
@@ -42,3 +44,13 @@ def test_the_first_may_be_as_long_as_it_likes() -> None:
 
 def test_background_work_does_not_count() -> None:
     ADMISSION.check_generate([waiting(90, "background") for _ in range(10)], 90)
+
+
+def test_held_contexts_do_not_count() -> None:
+    ADMISSION.check_generate([waiting(90, held=True) for _ in range(10)], 90)
+
+
+def test_who_has_begun_to_speak_or_only_reads_does_not_count() -> None:
+    reader = Context(1, BlockPool(8, 4), "foreground")
+    reader.append([0] * 90)
+    ADMISSION.check_generate([waiting(90, said=1), waiting(90, said=1), reader], 90)
