@@ -51,6 +51,7 @@ class Launch:
     generations: list[Generation | None]
     sampled: Sampled | None
     started: float
+    launched: float
 
 
 class EngineCore:
@@ -86,6 +87,7 @@ class EngineCore:
         self._ahead: list[Launch] = []
         self._items: list[m.Item] = []
         self._arrivals = 0
+        self._device_free_at = 0.0
 
     # Commands
 
@@ -370,6 +372,8 @@ class EngineCore:
         for discard in plan.discards:
             self.counters.preemptions += discard.reason == "preempted"
             self._items.append(self._kv_moved(discard.context, "none", discard.tokens, "discard", discard.reason))
+            # One that waits for its grammar has its prompt to compute again.
+            self._track(discard.context.id)
         return plan
 
     def _idle(self) -> Iterable[Context]:
@@ -395,7 +399,7 @@ class EngineCore:
             self._log("step failed:\n" + traceback.format_exc())
             self._give_up(work)
             return None
-        return Launch(index, work, [w.context.generation for w in work], sampled, started)
+        return Launch(index, work, [w.context.generation for w in work], sampled, started, self._clock())
 
     def _launch_ahead(self, launches: list[Launch]) -> list[Launch]:
         """The same decodes one token on, if nothing else waits and each of them may go on."""
@@ -428,7 +432,20 @@ class EngineCore:
             self._log("step failed:\n" + traceback.format_exc())
             self._give_up(launch.work)
             return
-        self._scheduler.step_time.learn(launch.model, sum(w.tokens for w in launch.work), ended - launch.started)
+        self._learn(launch, ended)
+
+    def _learn(self, launch: Launch, ended: float) -> None:
+        """Tells the scheduler how long the work took, from when the device was done with what came before."""
+        seconds = launch.launched - launch.started
+        if self._run_ahead:
+            seconds = ended - max(launch.started, self._device_free_at)
+            # Work that samples nothing is not waited for, so neither its time nor that of what follows is known.
+            self._device_free_at = ended if launch.sampled is not None else math.inf
+            if launch.sampled is None:
+                return
+        tokens = sum(work.tokens for work in launch.work)
+        context_tokens = sum(work.context_tokens for work in launch.work)
+        self._scheduler.step_time.learn(launch.model, tokens, context_tokens, seconds)
 
     def _keep(self, work: Work, sampled: list[SampledToken], started: float, ended: float) -> None:
         context = work.context

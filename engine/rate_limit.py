@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+_ROUNDING = 1e-3
+
 
 class TokenBucket:
-    """`rate` tokens a second; holds at most `burst`. May be overdrawn by one charge, and then has to recover."""
+    """`rate` tokens a second; holds at most `burst`, and at least one. May be overdrawn, and then has to recover."""
 
     def __init__(self, rate: float, burst: float, now: float) -> None:
         self._rate = rate
-        self._burst = burst
-        self._level = burst
+        self._burst = max(burst, 1.0)
+        self._level = self._burst
         self._at = now
 
     def available(self, now: float) -> int:
         """Whole tokens that may be used at `now`."""
         self._refill(now)
-        return max(int(self._level), 0)
+        # Who slept for as long as `wait` said finds a token, whatever the clock rounded.
+        return max(int(self._level + _ROUNDING), 0)
 
     def charge(self, tokens: int, now: float) -> None:
         """Takes `tokens` out."""
@@ -24,8 +27,7 @@ class TokenBucket:
 
     def wait(self, now: float) -> float:
         """Seconds until one token is there."""
-        self._refill(now)
-        return max((1 - self._level) / self._rate, 0.0)
+        return 0.0 if self.available(now) else (1 - self._level) / self._rate
 
     def is_full(self, now: float) -> bool:
         """Whether it may be forgotten: a new one would be the same."""
@@ -38,7 +40,8 @@ class TokenBucket:
 
 
 class RateLimits:
-    """Tokens a second over all and of each payer; a rate of 0 is no limit. The burst is one second's worth."""
+    """Tokens a second over all and of each payer; a rate of 0 is no limit, and payer 0 has none of its own. The burst
+    is one second's worth."""
 
     def __init__(self, total: float, per_payer: float, now: float) -> None:
         self._per_payer = per_payer
@@ -47,30 +50,32 @@ class RateLimits:
 
     def available(self, payer: int, now: float) -> int | None:
         """How many tokens `payer` may use at `now`; None: any number."""
-        found = [bucket.available(now) for bucket in self._buckets(payer)]
+        found = [bucket.available(now) for bucket in self._buckets(payer, now)]
         return min(found) if found else None
 
     def charge(self, payer: int, tokens: int, now: float) -> None:
         """`payer` uses `tokens`."""
-        if self._total is not None:
-            self._total.charge(tokens, now)
-        if self._per_payer and payer:
-            bucket = self._payers.setdefault(payer, TokenBucket(self._per_payer, self._per_payer, now))
+        for bucket in self._buckets(payer, now):
             bucket.charge(tokens, now)
 
     def wait(self, payer: int, now: float) -> float:
         """Seconds until `payer` may use a token."""
-        return max((bucket.wait(now) for bucket in self._buckets(payer)), default=0.0)
+        return max((bucket.wait(now) for bucket in self._buckets(payer, now)), default=0.0)
 
     def forget_full(self, now: float) -> None:
         """Drops the buckets that make no difference any more."""
         self._payers = {payer: bucket for payer, bucket in self._payers.items() if not bucket.is_full(now)}
 
-    def _buckets(self, payer: int) -> list[TokenBucket]:
-        payers = self._payers.get(payer)
-        return [bucket for bucket in (self._total, payers) if bucket is not None]
-
     @property
     def payers(self) -> int:
         """How many payers have a bucket now."""
         return len(self._payers)
+
+    def _buckets(self, payer: int, now: float) -> list[TokenBucket]:
+        buckets = [] if self._total is None else [self._total]
+        if self._per_payer and payer:
+            bucket = self._payers.get(payer)
+            if bucket is None:
+                bucket = self._payers[payer] = TokenBucket(self._per_payer, self._per_payer, now)
+            buckets.append(bucket)
+        return buckets

@@ -12,8 +12,10 @@ run it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from engine.context import BlockCopy, Context
 from engine.rate_limit import RateLimits
@@ -21,9 +23,9 @@ from engine.step_time import StepTime
 
 _STARVING_STEPS = 64
 _SMALLEST_CHUNK = 16
-_FIRST_CHUNK = 32
 _DRAFT_SHARE = 0.5
 _FORGET_EVERY = 1024
+_RANK = attrgetter("arrival", "id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,11 @@ class Work:
     @property
     def tokens(self) -> int:
         return self.count + len(self.draft)
+
+    @property
+    def context_tokens(self) -> int:
+        """The length of the sequence after it, all of which attention reads."""
+        return self.start + self.tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +69,18 @@ class Plan:
 
     @property
     def is_pure_decode(self) -> bool:
-        return all(work.is_decode and not work.draft for work in self.work)
+        """Whether it is one token for each of some generations."""
+        return bool(self.work) and all(work.is_decode and not work.draft for work in self.work)
+
+
+@dataclass(slots=True)
+class _Room:
+    """What background work may still add to the step."""
+
+    seconds: float
+    tokens: int
+    least: int = 0
+    """Tokens that it may add however long they take."""
 
 
 class Scheduler:
@@ -78,160 +96,254 @@ class Scheduler:
     ) -> None:
         self.step_time = StepTime()
         self._step_tokens = step_tokens
-        self._background_step_tokens = background_step_tokens
+        self._background_step_tokens = step_tokens if background_step_tokens is None else background_step_tokens
         self._limits = limits or RateLimits(0.0, 0.0, clock())
         self._clock = clock
-        self._step = 0
+        self._steps = 0
         self._hungry_steps = 0
+        self._stuck: frozenset[Context] = frozenset()
 
     def plan(self, pending: Sequence[Context], idle: Callable[[], Iterable[Context]]) -> Plan:
         """The next step for the contexts with pending work; `idle` are all others with KV, whose blocks may be taken.
 
-        Reserves the blocks that its work needs; empty `work` when nothing can be done now.
+        Reserves the blocks that its work needs; empty `work` when nothing can be done now. Exceeds `step_tokens` only
+        by the share of a starving background context.
         """
-        self._step += 1
-        if self._step % _FORGET_EVERY == 0:
+        self._steps += 1
+        if self._steps % _FORGET_EVERY == 0:
             self._limits.forget_full(self._clock())
-        waiting = sorted(pending, key=lambda c: c.arrival)
-        foreground = [c for c in waiting if c.priority == "foreground"]
-        background = [c for c in waiting if c.priority == "background"]
-        plan = Plan()
-        step = _Step(plan, waiting, idle, self._step)
-        left = self._fill(step, foreground, self._step_tokens)
-        if background:
-            self._fill_background(step, background, left)
-        self._add_drafts(plan, self._step_tokens - sum(work.count for work in plan.work))
-        return plan
+        waiting = sorted(pending, key=_RANK)
+        step = _Step(waiting, idle, self._steps, self._step_tokens)
+        foreground, background = _queues(waiting)
+        self._fill_foreground(step, foreground)
+        rooms = self._fill_background(step, background) if background else {}
+        self._add_drafts(step, rooms)
+        self._stuck = frozenset() if step.work else frozenset(waiting)
+        return Plan(list(step.work.values()), step.discards)
 
     def wait_seconds(self, pending: Iterable[Context]) -> float | None:
-        """Seconds until some of the pending work may run: 0.0 unless all of it is limited; None: there is none."""
+        """Seconds until some of the pending work may run: 0.0 unless all of it is limited, or waits for blocks that
+        limited work has; None: there is none."""
         now = self._clock()
-        waits = [
-            self._limits.wait(context.payer, now) if context.priority == "background" else 0.0 for context in pending
-        ]
-        return min(waits, default=None)
+        limited = math.inf
+        any_pending = False
+        for context in pending:
+            any_pending = True
+            wait = self._limits.wait(context.payer, now) if context.priority == "background" else 0.0
+            if not wait and context not in self._stuck:
+                return 0.0
+            limited = min(limited, wait or math.inf)
+        if not any_pending:
+            return None
+        return limited if limited < math.inf else 0.0
 
-    def _fill(self, step: _Step, queue: list[Context], budget: int) -> int:
-        """Adds work of one class to the step; returns the budget that is left."""
-        prefills = []
+    def _fill_foreground(self, step: _Step, queue: Sequence[Context]) -> None:
+        # No later work overtakes what waits for blocks, or it could wait for ever.
+        blocked: dict[int, Context] = {}
         for context in queue:
-            if not context.is_decoding:
-                prefills.append(context)
-            elif budget and context.pending == 1 and step.add(context, 1):
-                budget -= 1
-        blocked: set[int] = set()
-        for context in prefills:
-            count = min(context.pending, budget)
-            # Nobody overtakes a prefill that waits for blocks, or it could wait for ever.
-            if not count or context.model in blocked or not step.add(context, count):
-                blocked.add(context.model)
+            if not step.left:
+                break
+            first = blocked.get(context.model)
+            if first is not None and _RANK(first) < _RANK(context):
                 continue
-            budget -= count
-        return budget
+            if context in step.preempted or not step.add(context, min(context.pending, step.left)):
+                blocked[context.model] = context
 
-    def _fill_background(self, step: _Step, queue: list[Context], left: int) -> None:
-        shared = bool(step.plan.work)
-        starving = self._hungry_steps >= _STARVING_STEPS
-        allowance = self._allowance(step.plan.work, queue[0].model)
-        budget = allowance if starving else min(allowance, left)
+    def _fill_background(self, step: _Step, queue: Sequence[Context]) -> dict[int, _Room]:
+        """Returns by model what room is left."""
         now = self._clock()
-        done = 0
-        for context in sorted(queue, key=lambda c: not c.is_decoding):
-            available = self._limits.available(context.payer, now)
-            count = min(context.pending, budget - done, context.pending if available is None else available)
-            if count > 0 and step.add(context, count):
-                self._limits.charge(context.payer, count, now)
-                done += count
-        self._hungry_steps = 0 if done or not shared else self._hungry_steps + 1
-
-    def _allowance(self, work: Sequence[Work], model: int) -> int:
-        """Background tokens that lengthen a step with foreground work by one decode step, or that make a step of
-        background work alone, for which a Send would have to wait, last about two."""
-        time = self.step_time
-        if work:
-            decodes = sum(1 for w in work if w.is_decode)
-            allowance = time.tokens_within(model, time.predict(model, max(decodes, 1)))
+        queue = [context for context in queue if self._available(context, now)]
+        shared = bool(step.work)
+        rooms = self._rooms(step, queue, shared)
+        if shared and queue and self._hungry_steps >= _STARVING_STEPS:
+            done = self._feed(step, min(queue, key=_RANK), rooms, now)
         else:
-            allowance = max(time.tokens_within(model, time.predict(model, 1)), _SMALLEST_CHUNK)
-        cap = self._background_step_tokens
-        return allowance if cap is None else min(allowance, cap)
+            done = self._share_out(step, queue, rooms, now)
+        if done:
+            self._hungry_steps = 0
+        elif shared and queue:
+            self._hungry_steps += 1
+        return rooms
 
-    def _add_drafts(self, plan: Plan, left: int) -> None:
-        """Guesses are a gamble: where others share the step, all of them together may lengthen it by half only, and
-        they never take blocks from anybody."""
-        seconds: dict[int, float] = {}
-        for i, work in enumerate(plan.work):
-            generation = work.context.generation
-            if not work.samples or generation is None or not generation.proposal:
-                continue
-            model = work.context.model
-            length = min(len(generation.proposal), left)
-            if len(plan.work) > 1:
-                if model not in seconds:
-                    tokens = sum(w.count for w in plan.work if w.context.model == model)
-                    seconds[model] = _DRAFT_SHARE * self.step_time.predict(model, tokens)
-                length = min(length, self.step_time.tokens_within(model, seconds[model]))
-            while length and work.context.blocks_needed(work.count + length) > work.context.pool.free_count:
-                length //= 2
-            if length:
-                copies = [*work.copies, *work.context.reserve(work.count + length)]
-                plan.work[i] = Work(
-                    work.context,
-                    work.start,
-                    work.count,
-                    True,
-                    work.is_decode,
-                    copies,
-                    tuple(generation.proposal[:length]),
-                )
-                left -= length
-                if len(plan.work) > 1:
-                    seconds[model] -= self.step_time.predict(model, length) - self.step_time.predict(model, 0)
+    def _feed(self, step: _Step, starving: Context, rooms: dict[int, _Room], now: float) -> int:
+        """One share on top of the tokens of the step."""
+        left, room = step.left, rooms[starving.model]
+        room.least = _SMALLEST_CHUNK
+        step.left = max(self._affordable(step, starving, room), room.least)
+        done = self._share_out(step, [starving], rooms, now)
+        step.left = min(left, step.left)
+        return done
+
+    def _share_out(self, step: _Step, queue: Iterable[Context], rooms: dict[int, _Room], now: float) -> int:
+        """Adds background work in order; returns how many tokens."""
+        done = 0
+        for context in queue:
+            if not step.left:
+                break
+            room = rooms[context.model]
+            count = min(context.pending, step.left, room.tokens, self._available(context, now))
+            count = min(count, max(self._affordable(step, context, room), room.least))
+            joins = context.model in step.models
+            if count > 0 and context not in step.preempted and step.add(context, count):
+                self._spend(context, count, room, joins, now)
+                done += count
+        return done
+
+    def _rooms(self, step: _Step, queue: Sequence[Context], shared: bool) -> dict[int, _Room]:
+        """A step with foreground work may become longer by one decode step of what is in it. Without, for each model,
+        it may last for about two, because that is what a Send has to wait for."""
+        tokens = self._background_step_tokens
+        if shared:
+            room = _Room(sum(self._decode_seconds(step, model) for model in step.models), tokens)
+            return {context.model: room for context in queue}
+        rooms: dict[int, _Room] = {}
+        for context in queue:
+            if context.model not in rooms:
+                seconds = 2 * self.step_time.predict(context.model, 1, context.kv_length)
+                rooms[context.model] = _Room(seconds, tokens, _SMALLEST_CHUNK)
+        return rooms
+
+    def _decode_seconds(self, step: _Step, model: int) -> float:
+        decodes = [w for w in step.work.values() if w.is_decode and w.context.model == model]
+        return self.step_time.predict(model, max(len(decodes), 1), sum(w.context_tokens for w in decodes))
+
+    def _affordable(self, step: _Step, context: Context, room: _Room) -> int:
+        joins = context.model in step.models
+        return self.step_time.tokens_within(context.model, room.seconds, context.kv_length, joins=joins)
+
+    def _available(self, context: Context, now: float) -> int:
+        available = self._limits.available(context.payer, now)
+        return self._step_tokens if available is None else available
+
+    def _spend(self, context: Context, tokens: int, room: _Room, joins: bool, now: float) -> None:
+        self._limits.charge(context.payer, tokens, now)
+        room.seconds -= self.step_time.extra(context.model, tokens, context.kv_length, joins=joins)
+        room.tokens -= tokens
+        room.least = max(room.least - tokens, 0)
+
+    def _add_drafts(self, step: _Step, rooms: dict[int, _Room]) -> None:
+        """A guess is a gamble: it never takes blocks from anybody, and where several share the step, all of them
+        together may lengthen it by half only. A draft to be verified after a prompt is as good as a prompt."""
+        drafted = [work for work in step.work.values() if work.samples and _proposal(work)]
+        if not drafted:
+            return
+        crowded = sum(1 for work in step.work.values() if work.context.priority == "foreground") > 1
+        gambling = sum(1 for work in drafted if work.is_decode and work.context.priority == "foreground")
+        pot = _DRAFT_SHARE * sum(self.step_time.predict(model, *step.load(model)) for model in step.models)
+        now = self._clock()
+        for work in drafted:
+            context = work.context
+            length = min(len(_proposal(work)), step.left)
+            if context.priority == "background":
+                room = rooms[context.model]
+                affordable = self.step_time.tokens_within(context.model, room.seconds, joins=True)
+                length = step.add_draft(work, min(length, affordable, room.tokens, self._available(context, now)))
+                self._spend_draft(context, length, room, now)
+            elif crowded and work.is_decode:
+                within = self.step_time.tokens_within(context.model, pot / gambling, joins=True)
+                length = step.add_draft(work, min(length, within))
+                pot -= self.step_time.extra(context.model, length, joins=True)
+                gambling -= 1
+            else:
+                step.add_draft(work, length)
+
+    def _spend_draft(self, context: Context, tokens: int, room: _Room, now: float) -> None:
+        self._limits.charge(context.payer, tokens, now)
+        room.seconds -= self.step_time.extra(context.model, tokens, joins=True)
+        room.tokens -= tokens
 
 
-@dataclass(slots=True)
 class _Step:
-    """The plan in the making."""
+    """The step in the making: its work, and the tokens that are left."""
 
-    plan: Plan
-    waiting: list[Context]
-    idle: Callable[[], Iterable[Context]]
-    number: int
+    def __init__(
+        self, waiting: Sequence[Context], idle: Callable[[], Iterable[Context]], number: int, left: int
+    ) -> None:
+        self.waiting = waiting
+        self.work: dict[Context, Work] = {}
+        self.discards: list[Discard] = []
+        self.models: set[int] = set()
+        self.preempted: set[Context] = set()
+        self.left = left
+        self._idle = idle
+        self._number = number
+
+    def load(self, model: int) -> tuple[int, int]:
+        """Tokens and context tokens of a model's work."""
+        work = [w for w in self.work.values() if w.context.model == model]
+        return sum(w.tokens for w in work), sum(w.context_tokens for w in work)
 
     def add(self, context: Context, count: int) -> bool:
         """Adds work, discarding KV of others if it must; False when there are not enough blocks all the same."""
-        pool = context.pool
-        if context.blocks_needed(count) > pool.free_count:
-            victims = self._victims(context)
-            while context.blocks_needed(count) > pool.free_count:
-                victim = next(victims, None)
-                if victim is None:
-                    return False
-                self._discard(victim)
+        if context.blocks_needed(count) > context.pool.free_count and not self._make_room(context, count):
+            return False
         copies = context.reserve(count)
         samples = context.generation is not None and context.generation.ready and count == context.pending
-        work = Work(context, context.kv_length, count, samples, context.is_decoding, copies)
-        self.plan.work.append(work)
-        context.last_used = self.number
+        self.work[context] = Work(context, context.kv_length, count, samples, context.is_decoding, copies)
+        self.models.add(context.model)
+        self.left -= count
+        context.last_used = self._number
         return True
 
+    def add_draft(self, work: Work, length: int) -> int:
+        """Lets up to `length` proposed tokens follow `work`, as far as free blocks reach; returns how many."""
+        context = work.context
+        while length > 0 and context.blocks_needed(work.count + length) > context.pool.free_count:
+            length //= 2
+        if length <= 0:
+            return 0
+        copies = [*work.copies, *context.reserve(work.count + length)]
+        draft = tuple(_proposal(work)[:length])
+        self.work[context] = Work(context, work.start, work.count, True, work.is_decode, copies, draft)
+        self.left -= length
+        return length
+
+    def _make_room(self, context: Context, count: int) -> bool:
+        pool, victims = context.pool, list(self._victims(context))
+        # One less may do: a block that is shared with a victim will not have to be copied.
+        obtainable = pool.free_count + len({block for victim in victims for block in victim.blocks}) + 1
+        if context.blocks_needed(count) > obtainable:
+            return False
+        for victim in victims:
+            self._discard(victim)
+            if context.blocks_needed(count) <= pool.free_count:
+                return True
+        return False
+
     def _discard(self, victim: Context) -> None:
+        planned = self.work.pop(victim, None)
+        if planned is not None:
+            self.left += planned.count
         reason = "preempted" if victim.pending else "memory pressure"
-        if not victim.pending:
+        if victim.pending:
+            self.preempted.add(victim)
+        else:
             victim.wants_prefill = False
-        self.plan.discards.append(Discard(victim, victim.drop_kv(), reason))
+        self.discards.append(Discard(victim, victim.drop_kv(), reason))
 
     def _victims(self, context: Context) -> Iterator[Context]:
-        """Contexts whose KV may be taken for `context`, cheapest loss first."""
-        planned = {work.context for work in self.plan.work}
-
-        def can_give(other: Context) -> bool:
-            return other.pool is context.pool and bool(other.blocks) and other is not context and other not in planned
-
-        yield from sorted(filter(can_give, self.idle()), key=lambda c: c.last_used)
-        running = filter(can_give, self.waiting)
-        for victim in sorted(running, key=lambda c: (c.priority == "background", c.arrival), reverse=True):
+        """Contexts whose KV may be taken for `context`, cheapest loss first: also of later work that is planned."""
+        pool = context.pool
+        idle = [other for other in self._idle() if other.pool is pool and other.blocks]
+        yield from sorted(idle, key=attrgetter("last_used"))
+        running = [other for other in self.waiting if other.pool is pool and other.blocks and other is not context]
+        for victim in sorted(running, key=lambda c: (c.priority == "background", _RANK(c)), reverse=True):
             outranked = victim.priority == "background" and context.priority == "foreground"
-            same_class_later = victim.priority == context.priority and victim.arrival > context.arrival
+            same_class_later = victim.priority == context.priority and _RANK(victim) > _RANK(context)
             if outranked or same_class_later:
                 yield victim
+
+
+def _queues(waiting: Iterable[Context]) -> tuple[list[Context], list[Context]]:
+    """Foreground and background, decodes first."""
+    foreground: tuple[list[Context], list[Context]] = ([], [])
+    background: tuple[list[Context], list[Context]] = ([], [])
+    for context in waiting:
+        queues = foreground if context.priority == "foreground" else background
+        queues[not context.is_decoding].append(context)
+    return foreground[0] + foreground[1], background[0] + background[1]
+
+
+def _proposal(work: Work) -> list[int]:
+    generation = work.context.generation
+    return generation.proposal if generation is not None else []

@@ -1,62 +1,79 @@
-"""How long a step takes, learned from the steps that ran: seconds = base + slope * tokens, per model."""
+"""How long a step takes, learned from the steps that ran, per model:
+seconds = base + per token * tokens + per context token * KV read."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-_DECAY = 0.98
+_DECAY = 0.97
 _OUTLIER = 3.0
+_SWEEPS = 3
 _PRIOR_BASE_S = 0.03
-_PRIOR_SLOPE_S = _PRIOR_BASE_S / 32
+_PRIOR_TOKEN_S = _PRIOR_BASE_S / 32
+_LEAST_BASE_S = 1e-6
+_MOST_TOKENS_PER_BASE = 8192
 
 
-@dataclass(slots=True)
 class _Fit:
-    """Exponentially weighted least squares; it starts from two imagined steps of the prior."""
+    """Least squares with forgetting, for noise that grows with the time; it starts from two imagined steps.
 
-    weight: float = 2.0
-    x: float = 1.0 + 64.0
-    y: float = 2 * _PRIOR_BASE_S + 65 * _PRIOR_SLOPE_S
-    xx: float = 1.0 + 64.0**2
-    xy: float = _PRIOR_BASE_S + _PRIOR_SLOPE_S + 64 * (_PRIOR_BASE_S + 64 * _PRIOR_SLOPE_S)
+    The normal equations are solved by a few sweeps over the coefficients (Gauss-Seidel) that start from the last
+    solution and end at the floors. So what recent steps say nothing about, as the time of a token while all steps are
+    equal, stays what it was.
+    """
 
-    def add(self, x: float, y: float) -> None:
-        self.weight = self.weight * _DECAY + 1
-        self.x = self.x * _DECAY + x
-        self.y = self.y * _DECAY + y
-        self.xx = self.xx * _DECAY + x * x
-        self.xy = self.xy * _DECAY + x * y
+    def __init__(self) -> None:
+        self.coefficients = (_PRIOR_BASE_S, _PRIOR_TOKEN_S, 0.0)
+        self._sums = [0.0] * 9
+        for tokens in (1, 64):
+            self.add(tokens, 0, _PRIOR_BASE_S + _PRIOR_TOKEN_S * tokens)
 
-    def solve(self) -> tuple[float, float]:
-        mean_x, mean_y = self.x / self.weight, self.y / self.weight
-        spread = self.xx / self.weight - mean_x**2
-        slope = (self.xy / self.weight - mean_x * mean_y) / spread if spread > 1e-9 else 0.0
-        # Neither may vanish: more tokens never are faster, and an empty step is not free.
-        slope = min(max(slope, 0.02 * mean_y / max(mean_x, 1.0)), mean_y / max(mean_x, 1.0))
-        return max(mean_y - slope * mean_x, 0.02 * mean_y), slope
+    def add(self, tokens: int, context_tokens: int, seconds: float) -> None:
+        base, per_token, per_context_token = self.coefficients
+        predicted = base + per_token * tokens + per_context_token * context_tokens
+        # A delay from outside teaches little; a lasting one is followed step by step.
+        seconds = min(seconds, _OUTLIER * predicted)
+        w, x, z, y = 1 / predicted, tokens / predicted, context_tokens / predicted, seconds
+        new = (w, x, z, x * tokens, x * context_tokens, z * context_tokens, w * y, x * y, z * y)
+        self._sums = [old * _DECAY + added for old, added in zip(self._sums, new, strict=True)]
+        for _ in range(_SWEEPS):
+            self._sweep()
+
+    def _sweep(self) -> None:
+        """More work never takes less time, and an empty step is not free."""
+        w, wx, wz, wxx, wxz, wzz, wy, wxy, wzy = self._sums
+        _, per_token, per_context_token = self.coefficients
+        base = max((wy - wx * per_token - wz * per_context_token) / w, _LEAST_BASE_S)
+        per_token = max((wxy - wx * base - wxz * per_context_token) / wxx, base / _MOST_TOKENS_PER_BASE)
+        if wzz > 0:
+            per_context_token = max((wzy - wz * base - wxz * per_token) / wzz, 0.0)
+        self.coefficients = (base, per_token, per_context_token)
 
 
 class StepTime:
-    """Seconds of a step by its number of tokens."""
+    """Seconds of a step by its tokens and by `context_tokens`, the sum of its sequences' lengths."""
 
     def __init__(self) -> None:
         self._fits: dict[int, _Fit] = {}
-        self._solved: dict[int, tuple[float, float]] = {}
+        self._prior = _Fit()
 
-    def learn(self, model: int, tokens: int, seconds: float) -> None:
-        """One step of `model` computed `tokens` tokens in `seconds`. A delay from outside teaches little."""
-        if tokens <= 0 or seconds <= 0:
-            return
-        fit = self._fits.setdefault(model, _Fit())
-        fit.add(tokens, min(seconds, _OUTLIER * self.predict(model, tokens)))
-        self._solved[model] = fit.solve()
+    def learn(self, model: int, tokens: int, context_tokens: int, seconds: float) -> None:
+        """One step of `model` computed `tokens` tokens over `context_tokens` in `seconds`."""
+        if tokens > 0 and seconds > 0:
+            self._fits.setdefault(model, _Fit()).add(tokens, context_tokens, seconds)
 
-    def predict(self, model: int, tokens: int) -> float:
-        """Seconds of a step of `model` that computes `tokens` tokens."""
-        base, slope = self._solved.get(model, (_PRIOR_BASE_S, _PRIOR_SLOPE_S))
-        return base + slope * tokens
+    def predict(self, model: int, tokens: int, context_tokens: int = 0) -> float:
+        """Seconds of a step of `model`."""
+        base, per_token, per_context_token = self._coefficients(model)
+        return base + per_token * tokens + per_context_token * context_tokens
 
-    def tokens_within(self, model: int, seconds: float) -> int:
-        """How many tokens, added to a step of `model`, lengthen it by at most `seconds`."""
-        _, slope = self._solved.get(model, (_PRIOR_BASE_S, _PRIOR_SLOPE_S))
-        return max(int(seconds / slope), 0)
+    def extra(self, model: int, tokens: int, context_tokens: int = 0, *, joins: bool) -> float:
+        """Seconds that `tokens` more tokens add to a step: `joins` when it computes something of `model` anyway."""
+        base = self._coefficients(model)[0]
+        return self.predict(model, tokens, context_tokens) - (base if joins else 0.0)
+
+    def tokens_within(self, model: int, seconds: float, context_tokens: int = 0, *, joins: bool) -> int:
+        """The largest number of tokens for which `extra` is at most `seconds`."""
+        left = seconds - self.extra(model, 0, context_tokens, joins=joins)
+        return max(int(left / self._coefficients(model)[1] + 1e-6), 0)
+
+    def _coefficients(self, model: int) -> tuple[float, float, float]:
+        return self._fits.get(model, self._prior).coefficients

@@ -22,6 +22,26 @@ def test_wait_is_how_long_it_takes_to_one_token() -> None:
     assert bucket.available(0.5) == 1
 
 
+def test_less_than_a_token_a_second_is_a_rate_too() -> None:
+    limits = RateLimits(0.25, 0.0, 0.0)
+    assert limits.available(1, 0.0) == 1
+    limits.charge(1, 1, 0.0)
+    assert limits.wait(1, 0.0) == pytest.approx(4.0)
+    assert limits.available(1, 4.0) == 1
+
+
+def test_payer_0_has_no_limit_of_its_own() -> None:
+    limits = RateLimits(0.0, 10.0, 0.0)
+    assert limits.available(0, 0.0) is None
+
+
+@given(st.floats(0.1, 5000), st.integers(1, 3000), st.floats(0, 2e9))
+def test_after_the_wait_there_is_a_token(rate: float, used: int, now: float) -> None:
+    bucket = TokenBucket(rate, rate, now)
+    bucket.charge(used, now)
+    assert bucket.available(now + bucket.wait(now)) >= 1
+
+
 def test_without_limits_everything_is_available() -> None:
     limits = RateLimits(0.0, 0.0, 0.0)
     limits.charge(1, 1_000_000, 0.0)
@@ -35,6 +55,7 @@ def test_payers_are_limited_apart_and_together() -> None:
     assert limits.available(1, 0.0) == 0
     assert limits.available(2, 0.0) == 40
     assert limits.wait(1, 0.0) == pytest.approx(1 / 60)
+    assert limits.wait(3, 0.0) == 0.0
 
 
 def test_payers_who_have_recovered_are_forgotten() -> None:
@@ -53,4 +74,4 @@ def test_no_more_than_rate_and_burst_is_ever_used(uses: list[tuple[float, int]])
         tokens = min(wanted, bucket.available(now))
         bucket.charge(tokens, now)
         used += tokens
-        assert used <= 30 + 30 * now + 1e-6
+        assert used <= 30 + 30 * now + 0.01
