@@ -7,6 +7,7 @@ computes its logits (`MaskFiller`).
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,6 +22,8 @@ from engine.messages import Grammar
 _MAX_SOURCE_BYTES = 32 * 1024
 _MAX_CACHED = 64
 _MAX_COMPILING = 16
+_COMPILERS = 2
+_COMPILE_LIMIT_S = 10.0
 
 
 class GrammarError(ValueError):
@@ -114,17 +117,23 @@ class MaskFiller:
 
 
 class PendingMatcher:
-    """A matcher whose grammar is being compiled."""
+    """A matcher whose grammar is being compiled; given up after `limit_s` seconds."""
 
-    def __init__(self, future: Future[Matcher]) -> None:
+    def __init__(self, future: Future[Matcher], limit_s: float = _COMPILE_LIMIT_S) -> None:
         self._future = future
+        self._limit_s = limit_s
+        self._deadline = time.monotonic() + limit_s
 
     @property
     def done(self) -> bool:
-        return self._future.done()
+        return self._future.done() or time.monotonic() >= self._deadline
 
     def result(self) -> Matcher:
         """The matcher, once done. Raises `GrammarError`."""
+        if not self._future.done():
+            # One that still waits for its turn is not begun any more.
+            self._future.cancel()
+            raise GrammarError(f"the grammar was not compiled within {self._limit_s:g} s")
         return self._future.result()
 
 
@@ -141,7 +150,7 @@ class GrammarCompiler:
         self._default_stops: list[int] = list(tokenizer_info.stop_token_ids)
         self._compiled: OrderedDict[tuple[str, str], xgrammar.CompiledGrammar] = OrderedDict()
         self._lock = threading.Lock()
-        self._threads = ThreadPoolExecutor(2, "grammar-compiler")
+        self._turns = threading.Semaphore(_COMPILERS)
         self._compiling: list[Future[Matcher]] = []
 
     @classmethod
@@ -162,9 +171,20 @@ class GrammarCompiler:
         self._compiling = [future for future in self._compiling if not future.done()]
         if len(self._compiling) >= _MAX_COMPILING:
             raise TooManyGrammars(f"{_MAX_COMPILING} grammars are being compiled")
-        future = self._threads.submit(self.matcher, grammar, stop_token_ids)
+        future: Future[Matcher] = Future()
+        # A daemon: nothing interrupts xgrammar, and a grammar that takes minutes must not hold up the process's end.
+        threading.Thread(target=self._run, args=(future, grammar, stop_token_ids), daemon=True).start()
         self._compiling.append(future)
         return PendingMatcher(future)
+
+    def _run(self, future: Future[Matcher], grammar: Grammar, stop_token_ids: Sequence[int]) -> None:
+        with self._turns:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                future.set_result(self.matcher(grammar, stop_token_ids))
+            except Exception as error:
+                future.set_exception(error)
 
     def matcher(self, grammar: Grammar, stop_token_ids: Sequence[int]) -> Matcher:
         """A matcher at its start. Without `stop_token_ids` the tokenizer's own are used. Raises `GrammarError`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from transformers import AutoTokenizer
 
 from engine import messages as m
 from engine.messages import Grammar
-from engine.model.grammar import GrammarCompiler, GrammarError
+from engine.model.grammar import GrammarCompiler, GrammarError, MaskFiller, MaskRow, PendingMatcher
 from tests.engine.driver import grammars_of, load, make_driver
 
 VOCAB = 49152
@@ -138,6 +139,27 @@ def test_a_grammar_that_does_not_compile_fails_its_generation_only(real_folder: 
     driver.apply(m.Generate(1, 8, m.GenerateParams(2)))
     driver.run()
     assert driver.finished(8).output_tokens == 2
+
+
+def test_a_grammar_that_takes_too_long_is_given_up() -> None:
+    pending = PendingMatcher(Future(), limit_s=60.0)
+    assert not pending.done
+    pending = PendingMatcher(Future(), limit_s=0.0)
+    assert pending.done
+    with pytest.raises(GrammarError, match="not compiled within"):
+        pending.result()
+
+
+def test_masks_filled_in_a_thread_equal_those_filled_directly(compiler: GrammarCompiler, tokenizer: Any) -> None:
+    draft = tuple(tokenizer.encode('{"expression', add_special_tokens=False))
+    first = compiler.matcher(Grammar("json_schema", EXPRESSION), [2])
+    last = compiler.matcher(Grammar("regex", "[0-9]+"), [2])
+    count = len(draft) + 3
+    plain = xgrammar.allocate_token_bitmask(count, VOCAB)
+    first.fill_draft(plain, 0, draft)
+    last.fill(plain, count - 1)
+    rows = [MaskRow(0, first, draft), MaskRow(count - 1, last, ())]
+    assert MaskFiller().start(rows, count, VOCAB).result(timeout=30).tolist() == plain.tolist()
 
 
 def test_cancelled_while_its_grammar_compiles_leaves_the_context_usable(real_folder: Path, tokenizer: Any) -> None:

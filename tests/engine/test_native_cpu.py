@@ -231,3 +231,28 @@ def test_kernels_are_compiled_once(library: Path) -> None:
     before = library.stat().st_mtime_ns
     assert build_kernels(EngineSettings().model_cache) == library
     assert library.stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize(("dtype", "error"), [(torch.float32, 1e-3), (torch.bfloat16, 0.06)])
+def test_processors_without_wide_vectors_or_tiles_compute_the_same(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory, dtype: torch.dtype, error: float
+) -> None:
+    text = random_text(random.Random(9), 70)
+    portable = build_kernels(EngineSettings().model_cache, architecture="x86-64-v3")
+    logits = make_runner(folder, portable, dtype).run(Batch([SequenceInput(text, 0, range(3, 8), len(text))]))
+    expected = reference_logits(folder, text)
+    assert (logits - expected).abs().mean() < error * expected.std()
+
+
+@pytest.mark.parametrize("quantisation", ["none", "int8", "q4"])
+def test_bfloat16_logits_depend_on_the_text_only(folder: Path, library: Path, quantisation: Quantisation) -> None:
+    """Not on chunks, company, blocks or threads. (Quantised, steps of up to three rows are rounded otherwise.)"""
+    text = random_text(random.Random(10), 700)
+    whole = make_runner(folder, library, torch.bfloat16, quantisation)
+    expected = whole.run(Batch([SequenceInput(text, 0, range(44), 700)])).clone()
+    pieces = make_runner(folder, library, torch.bfloat16, quantisation, threads=3)
+    blocks = random.Random(11).sample(range(255), 44)
+    for start in range(0, 700, 28):
+        other = SequenceInput(text[:5], 0, [255], 0)
+        rows = pieces.run(Batch([other, SequenceInput(text[start : start + 28], start, blocks, 28)]))
+        assert torch.equal(rows, expected[start : start + 28])

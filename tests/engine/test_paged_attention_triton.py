@@ -75,7 +75,7 @@ def make_rows(lengths: list[int], dim: int, blocks: int) -> Rows:
 @interpreted
 # The interpreter multiplies matrices of bfloat16 as if their bits were integers; float16 takes the same way.
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-@pytest.mark.parametrize("splits", [1, 2, 8])
+@pytest.mark.parametrize("splits", [1, 8])
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(6, 2, 24), (4, 4, 16), (32, 1, 64)])
 def test_attention_over_blocks(dtype: torch.dtype, splits: int, heads: int, kv_heads: int, dim: int) -> None:
     """Contexts that end inside a tile, at its end, and after one token; NaN wherever no token is."""
@@ -147,10 +147,10 @@ def test_product(dtype: torch.dtype, biased: bool, rows: int) -> None:
 @interpreted
 @pytest.mark.parametrize("kind", sorted(CONFIGS))
 def test_a_model_through_the_kernels(kind: str, tmp_path: Path) -> None:
-    """Prefill, decode, a verified draft and a short append, against transformers."""
+    """Prefill, decode, and a draft of three tokens, against transformers."""
     save_model(kind, tmp_path)
-    text = random_text(random.Random(9), 90)
-    pieces = chunks(text, iter([70, 1, 1, 5, 13]), [3, 9, 1, 7, 2, 8])
+    text = random_text(random.Random(9), 84)
+    pieces = chunks(text, iter([80, 1, 3]), [3, 9, 1, 7, 2, 8])
     runner = make_runner(tmp_path, ops=TritonOps())
     logits = torch.cat([runner.run(Batch([piece])).clone() for piece in pieces])
     torch.testing.assert_close(logits, reference_logits(tmp_path, text), atol=2e-3, rtol=1e-3)

@@ -2,7 +2,7 @@
 //
 // A panel is 32 outputs; it is cut along the inputs into pairs of tiles of 32 inputs x 16 outputs. In a tile, element
 // order is [input / P][output][input % P] with P = kPair (bfloat16: exactly the B operand of an AMX product).
-// Quantised tiles keep that order, with a scale (and minimum) per output: a group is 32 inputs of one output.
+// Quantised tiles are in the order of P = 1, with a scale (and minimum) per output: a group is 32 inputs of one output.
 #pragma once
 
 #include <sys/mman.h>
@@ -20,6 +20,7 @@ namespace midstream {
 constexpr int kTileInputs = 32;
 constexpr int kTile = kTileInputs * kLanes;
 constexpr int kPanel = 2 * kLanes;
+constexpr int kPrefetch = 4096;  // bytes ahead: hardware prefetching is late for streams this dense in work
 
 // Zeroed memory in huge pages where the system gives them; committed when first touched.
 class Memory {
@@ -59,94 +60,92 @@ struct Int8Tile {
   int8_t values[kTile];
 };
 
-// Bits 4 i ... 4 i + 3 of words[w][lane] are element (4 i + w) * 16 + lane of the tile.
+// Bits 4 i ... 4 i + 3 of words[w][output] belong to input 4 i + w.
 struct Q4Tile {
   uint16_t scale[kLanes];
   uint16_t minimum[kLanes];
   int32_t words[4][kLanes];
 };
 
-// The output of the tile that element `e` belongs to.
-template <class T>
-inline int output_of(int e) {
-  return e / kPair<T> % kLanes;
-}
-
-template <class T>
-inline int input_of(int e) {
-  return e / (kLanes * kPair<T>) * kPair<T> + e % kPair<T>;
-}
-
-template <class T>
-inline void encode(const float* tile, T* target) {
-  for (int e = 0; e < kTile; e += kLanes) store(target + e, load(tile + e));
-}
-
 // w = scale * q with the largest |q| at 127: what GGUF's Q8_0 does, so such weights come back as they were.
-template <class T>
 inline void encode(const float* tile, Int8Tile* target) {
-  float largest[kLanes] = {};
-  for (int e = 0; e < kTile; e++) largest[output_of<T>(e)] = std::max(largest[output_of<T>(e)], std::fabs(tile[e]));
-  float inverse[kLanes];
   for (int n = 0; n < kLanes; n++) {
-    float scale = round_to_half(largest[n] / 127, &target->scale[n]);
-    inverse[n] = scale > 0 ? 1 / scale : 0;
-  }
-  for (int e = 0; e < kTile; e++) {
-    float q = std::nearbyint(tile[e] * inverse[output_of<T>(e)]);
-    target->values[e] = static_cast<int8_t>(std::min(std::max(q, -127.0f), 127.0f));
+    float largest = 0;
+    for (int e = n; e < kTile; e += kLanes) largest = std::max(largest, std::fabs(tile[e]));
+    float scale = round_to_half(largest / 127, &target->scale[n]), inverse = scale > 0 ? 1 / scale : 0;
+    for (int e = n; e < kTile; e += kLanes)
+      target->values[e] = static_cast<int8_t>(std::min(std::max(std::nearbyint(tile[e] * inverse), -127.0f), 127.0f));
   }
 }
 
 // w = scale * q + minimum, q in 0 ... 15: what GGUF's Q4_1 does.
-template <class T>
 inline void encode(const float* tile, Q4Tile* target) {
-  float low[kLanes], high[kLanes], inverse[kLanes];
-  std::fill_n(low, kLanes, INFINITY);
-  std::fill_n(high, kLanes, -INFINITY);
-  for (int e = 0; e < kTile; e++) {
-    int n = output_of<T>(e);
-    low[n] = std::min(low[n], tile[e]);
-    high[n] = std::max(high[n], tile[e]);
-  }
-  for (int n = 0; n < kLanes; n++) {
-    float scale = round_to_half((high[n] - low[n]) / 15, &target->scale[n]);
-    low[n] = round_to_half(low[n], &target->minimum[n]);
-    inverse[n] = scale > 0 ? 1 / scale : 0;
-  }
   std::memset(target->words, 0, sizeof target->words);
-  for (int e = 0; e < kTile; e++) {
-    int n = output_of<T>(e), v = e / kLanes;
-    float q = std::nearbyint((tile[e] - low[n]) * inverse[n]);
-    uint32_t bits = static_cast<uint32_t>(std::min(std::max(q, 0.0f), 15.0f)) << (v / 4 * 4);
-    target->words[v % 4][e % kLanes] |= static_cast<int32_t>(bits);
+  for (int n = 0; n < kLanes; n++) {
+    float low = tile[n], high = tile[n];
+    for (int e = n; e < kTile; e += kLanes) low = std::min(low, tile[e]), high = std::max(high, tile[e]);
+    float scale = round_to_half((high - low) / 15, &target->scale[n]), inverse = scale > 0 ? 1 / scale : 0;
+    low = round_to_half(low, &target->minimum[n]);
+    for (int v = 0; v < kTileInputs; v++) {
+      float q = std::min(std::max(std::nearbyint((tile[v * kLanes + n] - low) * inverse), 0.0f), 15.0f);
+      target->words[v % 4][n] |= static_cast<int32_t>(static_cast<uint32_t>(q) << (v / 4 * 4));
+    }
   }
 }
 
-// One factor per output as kPair vectors that match the elements of consecutive vectors of the tile.
-template <class T>
-struct Factors {
-  Floats vectors[kPair<T>];
-  explicit Factors(const uint16_t* halves) {
-    const Floats values = load_half(halves);
-    for (int v = 0; v < kPair<T>; v++) vectors[v] = permute(values, (kLaneNumbers + v * kLanes) / kPair<T>);
-  }
-  Floats operator[](int v) const { return vectors[v % kPair<T>]; }
+// The numbers q of input `v` for all outputs of the tile.
+inline Floats numbers(const Int8Tile& tile, int v) { return load(tile.values + v * kLanes); }
+inline Floats numbers(const Q4Tile& tile, int v) { return nibbles(load(tile.words[v % 4]), v / 4); }
+
+inline Floats minimum(const Int8Tile&) { return Floats{}; }
+inline Floats minimum(const Q4Tile& tile) { return load_half(tile.minimum); }
+
+template <class Tile, class T>
+inline void decode(const Tile& tile, T* target) {
+  const Floats scale = load_half(tile.scale), low = minimum(tile);
+#pragma GCC unroll 32
+  for (int v = 0; v < kTileInputs; v += 2)
+    store_pairs(target + v * kLanes, numbers(tile, v) * scale + low, numbers(tile, v + 1) * scale + low);
+}
+
+// A few rows of activations, [count][inputs], and their sums over each 32 inputs.
+struct FewRows {
+  static constexpr int kMost = 3;
+  int count;
+  const float* values;
+  const float* sums;
 };
 
-template <class T>
-inline void decode(const Int8Tile& tile, T* target) {
-  const Factors<T> scale(tile.scale);
+// c [R][32] = rows times a quantised panel without decoding it: scale * sum(a q) + minimum * sum(a) for each group.
+// With one row this is half the work of decoding.
+template <int R, class Tile>
+inline void multiply_few(const FewRows& rows, const Tile* tiles, int input_tiles, float* c) {
+  Floats totals[R][2] = {};
+  for (int t = 0; t < 2 * input_tiles; t++) {
+    const Tile& tile = tiles[t];
+    for (size_t line = 0; line < sizeof(Tile); line += 64)
+      __builtin_prefetch(reinterpret_cast<const char*>(&tile) + kPrefetch + line);
+    const float* a = rows.values + t / 2 * kTileInputs;
+    Floats sums[R] = {};
 #pragma GCC unroll 32
-  for (int v = 0; v < kTile / kLanes; v++) store(target + v * kLanes, load(tile.values + v * kLanes) * scale[v]);
+    for (int v = 0; v < kTileInputs; v++) {
+      const Floats q = numbers(tile, v);
+      for (int r = 0; r < R; r++) sums[r] += q * a[r * input_tiles * kTileInputs + v];
+    }
+    const Floats scale = load_half(tile.scale), low = minimum(tile);
+    for (int r = 0; r < R; r++) totals[r][t % 2] += scale * sums[r] + low * rows.sums[r * input_tiles + t / 2];
+  }
+  for (int r = 0; r < R; r++)
+    for (int w = 0; w < 2; w++) store(c + r * kPanel + w * kLanes, totals[r][w]);
 }
 
-template <class T>
-inline void decode(const Q4Tile& tile, T* target) {
-  const Factors<T> scale(tile.scale), minimum(tile.minimum);
-#pragma GCC unroll 32
-  for (int v = 0; v < kTile / kLanes; v++)
-    store(target + v * kLanes, nibbles(load(tile.words[v % 4]), v / 4) * scale[v] + minimum[v]);
+template <class Tile>
+inline void multiply_few(const FewRows& rows, const Tile* tiles, int input_tiles, float* c) {
+  switch (rows.count) {
+    case 1: return multiply_few<1>(rows, tiles, input_tiles, c);
+    case 2: return multiply_few<2>(rows, tiles, input_tiles, c);
+    default: return multiply_few<FewRows::kMost>(rows, tiles, input_tiles, c);
+  }
 }
 
 // A matrix [outputs, inputs] for products with inputs of type T (float or bf16).
@@ -174,17 +173,26 @@ class Matrix {
     });
   }
 
+  bool quantised() const { return format_ != Format::kPlain; }
+
   // The tiles of a panel as T; in `scratch` (room for a panel) unless that is how they are kept.
   const T* panel(int index, T* scratch) const {
-    const uint8_t* source = data_.as<uint8_t>() + index * panel_bytes();
-    if (format_ == Format::kPlain) return reinterpret_cast<const T*>(source);
-    for (int tile = 0; tile < 2 * input_tiles(); tile++, source += tile_bytes()) {
+    if (format_ == Format::kPlain) return tiles<T>(index);
+    for (int tile = 0; tile < 2 * input_tiles(); tile++) {
       if (format_ == Format::kInt8)
-        decode(*reinterpret_cast<const Int8Tile*>(source), scratch + tile * kTile);
+        decode(tiles<Int8Tile>(index)[tile], scratch + tile * kTile);
       else
-        decode(*reinterpret_cast<const Q4Tile*>(source), scratch + tile * kTile);
+        decode(tiles<Q4Tile>(index)[tile], scratch + tile * kTile);
     }
     return scratch;
+  }
+
+  // Quantised only: c [count][32] = rows times a panel.
+  void multiply_few(const FewRows& rows, int index, float* c) const {
+    if (format_ == Format::kInt8)
+      midstream::multiply_few(rows, tiles<Int8Tile>(index), input_tiles(), c);
+    else
+      midstream::multiply_few(rows, tiles<Q4Tile>(index), input_tiles(), c);
   }
 
  private:
@@ -194,21 +202,32 @@ class Matrix {
   }
   size_t panel_bytes() const { return 2 * input_tiles() * tile_bytes(); }
 
+  template <class Tile>
+  const Tile* tiles(int panel) const {
+    return reinterpret_cast<const Tile*>(data_.as<uint8_t>() + panel * panel_bytes());
+  }
+
   template <class Source>
   void pack_tile(const Source* source, int panel, int tile, int first_output) {
+    uint8_t* target = data_.as<uint8_t>() + panel * panel_bytes() + tile * tile_bytes();
     float values[kTile];
+    read_tile(source, tile, first_output, quantised() ? 1 : kPair<T>, values);
+    if (format_ == Format::kPlain)
+      for (int e = 0; e < kTile; e += kLanes) store(reinterpret_cast<T*>(target) + e, load(values + e));
+    else if (format_ == Format::kInt8)
+      encode(values, reinterpret_cast<Int8Tile*>(target));
+    else
+      encode(values, reinterpret_cast<Q4Tile*>(target));
+  }
+
+  // In tile order with `pair` inputs side by side.
+  template <class Source>
+  void read_tile(const Source* source, int tile, int first_output, int pair, float* values) const {
     for (int e = 0; e < kTile; e++) {
-      int output = first_output + output_of<T>(e);
-      size_t column = tile / 2 * kTileInputs + input_of<T>(e);
+      int output = first_output + e / pair % kLanes;
+      size_t column = tile / 2 * kTileInputs + e / (kLanes * pair) * pair + e % pair;
       values[e] = output < outputs ? widen(source[output * static_cast<size_t>(inputs) + column]) : 0;
     }
-    uint8_t* target = data_.as<uint8_t>() + panel * panel_bytes() + tile * tile_bytes();
-    if (format_ == Format::kPlain)
-      encode(values, reinterpret_cast<T*>(target));
-    else if (format_ == Format::kInt8)
-      encode<T>(values, reinterpret_cast<Int8Tile*>(target));
-    else
-      encode<T>(values, reinterpret_cast<Q4Tile*>(target));
   }
 
   Format format_ = Format::kPlain;

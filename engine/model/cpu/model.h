@@ -65,7 +65,10 @@ class Model : public AnyModel {
         attention_(shape_, group_, threads),
         team_(threads) {
     size_t widest = std::max({sizes.hidden, queries_width_, sizes.intermediate});
-    for (Scratch& scratch : scratch_) scratch.panel = Memory(widest * kPanel * sizeof(T));
+    for (Scratch& scratch : scratch_) {
+      scratch.panel = Memory(widest * kPanel * sizeof(T));
+      scratch.few = Memory(2 * FewRows::kMost * widest * sizeof(float));
+    }
   }
 
   void set_matrix(int layer, MatrixName name, Source source, Format format) override {
@@ -107,7 +110,7 @@ class Model : public AnyModel {
   };
   struct Scratch {
     alignas(64) float product[2 * kTileRows * kPanel];
-    Memory panel;
+    Memory panel, few;
   };
   struct Row {
     const Sequence* sequence;
@@ -289,6 +292,7 @@ class Model : public AnyModel {
     int part = std::min(kCachedBytes / (matrix.inputs * static_cast<int>(sizeof(T))), rows * panels / (4 * team_.size()));
     part = std::max(part / kPanel, 2) * kPanel;
     Scratch& scratch = scratch_[thread];
+    if (matrix.quantised() && rows <= FewRows::kMost) return multiply_few(scratch, matrix, input, rows, finish);
     configure_tiles(false);
     team_.for_each((rows + part - 1) / part * panels, [&](int i) {
       int panel = i % panels, end = std::min(rows, (i / panels + 1) * part);
@@ -298,6 +302,24 @@ class Model : public AnyModel {
         multiply_panel(input.as<T>() + first / kTileRows * row_tile, row_tile, count, weights, tiles, scratch.product);
         for (int r = 0; r < count; r++) finish(panel, first + r, scratch.product + r * kPanel);
       }
+    });
+  }
+
+  template <class Finish>
+  void multiply_few(Scratch& scratch, const Matrix<T>& matrix, const Memory& input, int rows, Finish finish) {
+    const int inputs = matrix.inputs, tiles = matrix.input_tiles();
+    float *values = scratch.few.template as<float>(), *sums = values + FewRows::kMost * inputs;
+    for (int row = 0; row < rows; row++)
+      for (int t = 0; t < tiles; t++) {
+        const T* source = input.as<T>() + left_index(row, t * kTileInputs, tiles);
+        Floats first = load(source), second = load(source + kLanes);
+        store(values + row * inputs + t * kTileInputs, first);
+        store(values + row * inputs + t * kTileInputs + kLanes, second);
+        sums[row * tiles + t] = sum(first + second);
+      }
+    team_.for_each(matrix.panels(), [&](int panel) {
+      matrix.multiply_few({rows, values, sums}, panel, scratch.product);
+      for (int row = 0; row < rows; row++) finish(panel, row, scratch.product + row * kPanel);
     });
   }
 

@@ -19,6 +19,8 @@ typedef int32_t UnalignedInts __attribute__((vector_size(64), aligned(4), may_al
 typedef int8_t Bytes __attribute__((vector_size(16), aligned(1), may_alias));
 typedef uint16_t Halves __attribute__((vector_size(32), aligned(2), may_alias));
 
+constexpr Ints kLaneNumbers = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+
 struct bf16 {
   uint16_t bits;
 };
@@ -68,6 +70,25 @@ inline void store(bf16* target, Floats values) {
 #endif
 }
 
+// Two inputs of sixteen outputs in the order of a tile.
+inline void store_pairs(float* target, Floats even, Floats odd) {
+  store(target, even);
+  store(target + kLanes, odd);
+}
+
+inline void store_pairs(bf16* target, Floats even, Floats odd) {
+#ifdef __AVX512BF16__
+  const __m512i order = (__m512i)(kLaneNumbers | (kLaneNumbers + kLanes) << 16);
+  __m512i apart = (__m512i)_mm512_cvtne2ps_pbh((__m512)odd, (__m512)even);
+  _mm512_storeu_si512(target, _mm512_permutexvar_epi16(order, apart));
+#else
+  Ints low = reinterpret_cast<Ints>(even), high = reinterpret_cast<Ints>(odd);
+  low = (low + 0x7fff + ((low >> 16) & 1)) >> 16 & 0xffff;
+  high = (high + 0x7fff + ((high >> 16) & 1)) & ~0xffff;
+  *reinterpret_cast<UnalignedInts*>(target) = low | high;
+#endif
+}
+
 inline void store(float* target, float value) { *target = value; }
 
 inline void store(bf16* target, float value) {
@@ -85,8 +106,6 @@ inline Floats max(Floats a, Floats b) {
 }
 
 inline Floats min(Floats a, Floats b) { return -max(-a, -b); }
-
-constexpr Ints kLaneNumbers = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
 // Lane i of the result is lane indices[i] of the values.
 inline Floats permute(Floats values, Ints indices) {
