@@ -19,7 +19,7 @@ from engine.model.batch import Runner
 from engine.model.cpu.build import BuildError, build_kernels
 from engine.model.grammar import GrammarCompiler
 from engine.model.loader import ModelError, Progress, load_model, model_name, prepare_model
-from engine.model.native_cpu import BLOCK_SIZE, NativeCpuRunner, check_supported, kv_bytes_per_token
+from engine.model.native_cpu import BLOCK_SIZE, NativeCpuRunner, Quantisation, check_supported, kv_bytes_per_token
 from engine.model.weights import NativeConfig, UnsupportedModel, load_weights
 from engine.rate_limit import RateLimits
 from engine.scheduler import Scheduler
@@ -138,10 +138,12 @@ def _make_native_runner(folder: Path, share: float, place: _Place) -> Runner:
     check_supported(config, dtype)
     place.progress("compiling kernels", 0.0)
     library = build_kernels(settings.model_cache)
-    weights = load_weights(folder, dtype, place.device, place.progress)
+    quantisation: Quantisation = "none" if settings.weights == "auto" else settings.weights
+    # Rounded to bfloat16 first, weights that were four bits in their file would not be those four bits again.
+    exact = dtype if quantisation == "none" else torch.float32
+    weights = load_weights(folder, exact, place.device, place.progress)
     blocks = _kv_tokens(place, share, kv_bytes_per_token(config, dtype)) // BLOCK_SIZE
-    quantisation = "none" if settings.weights == "auto" else settings.weights
-    return NativeCpuRunner(weights, blocks, place.threads, quantisation, library)
+    return NativeCpuRunner(weights, blocks, place.threads, quantisation, library, dtype)
 
 
 def _transformers_runner(folder: Path, share: float, place: _Place) -> Runner:
@@ -187,11 +189,19 @@ def _free_memory() -> int:
 
 
 def _warm_up(core: EngineCore, index: int) -> None:
-    """One prefill and two decodes, so that the first user does not pay for lazy initialisation."""
+    """One prefill and two decodes, so that the first user neither pays for lazy initialisation nor finds out that the
+    model does not compute here. Raises `ModelError`."""
+    model = core.models[index]
     core.apply(m.Open(0, "foreground", index))
-    core.apply(m.Append(0, [i % 16 for i in range(min(64, core.models[index].max_context - 4))]))
+    core.apply(m.Append(0, [i % 16 for i in range(min(64, model.max_context - 4))]))
     core.apply(m.Generate(0, 0, m.GenerateParams(max_tokens=3)))
+    items: list[m.Item] = []
     while core.has_work:
-        core.step()
+        items += core.step()
     core.apply(m.Close(0))
-    core.step()
+    items += core.step()
+    for item in items:
+        if isinstance(item, m.Failed):
+            raise ModelError(f"{model.name} cannot be served: {item.message}")
+        if isinstance(item, m.Finished) and item.reason == "failed":
+            raise ModelError(f"{model.name} cannot be served: its first steps failed")
