@@ -20,7 +20,7 @@ import torch
 from engine.model.batch import Batch
 from engine.model.layer_ops import Heads, Rows, TorchOps
 from engine.model.weights import LayerWeights
-from tests.engine.test_native_cpu import CONFIGS, random_text, reference_logits
+from tests.engine.test_native_cpu import random_text, reference_logits
 from tests.engine.test_native_cuda import chunks, make_runner, save_model
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
@@ -79,7 +79,7 @@ def make_rows(lengths: list[int], dim: int, blocks: int) -> Rows:
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(6, 2, 24), (4, 4, 16), (32, 1, 64)])
 def test_attention_over_blocks(dtype: torch.dtype, splits: int, heads: int, kv_heads: int, dim: int) -> None:
     """Contexts that end inside a tile, at its end, and after one token; NaN wherever no token is."""
-    lengths = [1, 16, 63, 64, 65, 200]
+    lengths = [1, 16, 64, 65, 140]
     rows = make_rows(lengths, dim, blocks=40)
     pools = torch.full((2, 40 * BLOCK_SIZE, kv_heads, dim), torch.nan).to(dtype)
     for length, start in zip(lengths, rows.starts.tolist(), strict=True):
@@ -145,12 +145,12 @@ def test_product(dtype: torch.dtype, biased: bool, rows: int) -> None:
 
 
 @interpreted
-@pytest.mark.parametrize("kind", sorted(CONFIGS))
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
 def test_a_model_through_the_kernels(kind: str, tmp_path: Path) -> None:
-    """Prefill, decode, and a draft of three tokens, against transformers."""
+    """Prefill, decode and a draft of two tokens against transformers. Short: a row takes a tenth of a second here."""
     save_model(kind, tmp_path)
-    text = random_text(random.Random(9), 84)
-    pieces = chunks(text, iter([80, 1, 3]), [3, 9, 1, 7, 2, 8])
+    text = random_text(random.Random(9), 21)
+    pieces = chunks(text, iter([18, 1, 2]), [3, 9])
     runner = make_runner(tmp_path, ops=TritonOps())
     logits = torch.cat([runner.run(Batch([piece])).clone() for piece in pieces])
     torch.testing.assert_close(logits, reference_logits(tmp_path, text), atol=2e-3, rtol=1e-3)
