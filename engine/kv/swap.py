@@ -146,6 +146,7 @@ class Swapper:
             raise ValueError(f"a link of {gbps} GB/s")
         self.slots = slots
         self.block_bytes = block_bytes
+        self.gbps = gbps
         self.stats = SwapStats(modelled=gbps is not None)
         self._copier = copier
         self._blocks = blocks

@@ -1,0 +1,25 @@
+"""The host tier of a model: memory for blocks, and what moves them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from engine.kv.host_pool import HostPool
+from engine.kv.planes import Planes, block_bytes
+from engine.kv.swap import Copier, Swapper
+from engine.kv.thread_copier import ThreadCopier
+
+
+def make_host_tier(planes: Planes, count: int, *, gbps: float | None, clock: Callable[[], float]) -> Swapper:
+    """Room for `count` blocks of the pool behind `planes`; its `slots` are a `HostPool`. To be closed before the pool's
+    memory goes. Raises `MemoryError`."""
+    host = HostPool(count, block_bytes(planes))
+    return Swapper(host, _make_copier(planes, host), len(planes[0]), host.block_bytes, gbps=gbps, clock=clock)
+
+
+def _make_copier(planes: Planes, host: HostPool) -> Copier:
+    if planes[0].device.type != "cuda":
+        return ThreadCopier(planes, host)
+    from engine.kv.cuda_copier import CudaCopier
+
+    return CudaCopier(planes, host)
