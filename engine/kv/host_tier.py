@@ -7,7 +7,7 @@ from collections.abc import Callable
 from engine.kv.host_pool import HostPool
 from engine.kv.planes import Planes, block_bytes
 from engine.kv.swap import Copier, Swapper
-from engine.kv.thread_copier import ThreadCopier
+from engine.kv.thread_copier import ThreadCopier, between_memories
 
 
 def make_host_tier(planes: Planes, count: int, *, gbps: float | None, clock: Callable[[], float]) -> Swapper:
@@ -19,7 +19,7 @@ def make_host_tier(planes: Planes, count: int, *, gbps: float | None, clock: Cal
 
 def _make_copier(planes: Planes, host: HostPool) -> Copier:
     if planes[0].device.type != "cuda":
-        return ThreadCopier(planes, host)
+        return ThreadCopier(between_memories(planes, host))
     from engine.kv.cuda_copier import CudaCopier
 
     return CudaCopier(planes, host)

@@ -1,27 +1,27 @@
-"""Copies between a KV pool in this process's memory and the host pool, on one thread beside the steps."""
+"""Copies block by block, on one thread beside the steps."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeAlias
 
 from engine.kv.host_pool import HostPool
 from engine.kv.planes import Planes, in_words, parts
-from engine.kv.swap import Ticket
+from engine.kv.swap import Direction, Ticket
+
+BlockCopier: TypeAlias = Callable[[Direction, int, int], None]
+"""Copies one pair: direction, block, slot."""
 
 
 class ThreadCopier:
-    """See `Copier`. Ticket by ticket, in order, on one core; lets go of the interpreter while it copies.
-
-    Raises `ValueError` for blocks of another size than the host's.
-    """
+    """See `Copier`. In order, on one core; `copy_block` should let go of the interpreter while it copies."""
 
     poll_s = 0.001
 
-    def __init__(self, planes: Planes, host: HostPool) -> None:
-        words = in_words(planes)
-        # numpy copies on the thread that asks; torch would bring in threads that the step needs.
-        self._parts = [(p.numpy(), h.numpy()) for p, h in zip(words, parts(host.memory, words), strict=True)]
+    def __init__(self, copy_block: BlockCopier) -> None:
+        self._copy_block = copy_block
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="kv-copy")
         self._copies: dict[int, Future[float]] = {}
 
@@ -30,7 +30,7 @@ class ThreadCopier:
         self._copies[ticket.number] = self._thread.submit(self._copy, ticket)
 
     def cancel(self, ticket: Ticket) -> None:
-        """See `Copier.cancel`."""
+        """See `Copier.cancel`; one that has begun ends after the block that it is at."""
         copy = self._copies.get(ticket.number)
         if copy is not None:
             copy.cancel()
@@ -57,9 +57,22 @@ class ThreadCopier:
         for block, slot in ticket.pairs:
             if ticket.cancelled:
                 break
-            for pool, host in self._parts:
-                if ticket.direction == "out":
-                    host[slot] = pool[block]
-                else:
-                    pool[block] = host[slot]
+            self._copy_block(ticket.direction, block, slot)
         return time.perf_counter() - started
+
+
+def between_memories(planes: Planes, host: HostPool) -> BlockCopier:
+    """Copies between a pool in this process's memory and the host pool. Raises `ValueError` when their blocks differ
+    in size."""
+    words = in_words(planes)
+    # numpy copies on the thread that asks; torch would bring in threads that the step needs.
+    pairs = [(plane.numpy(), part.numpy()) for plane, part in zip(words, parts(host.memory, words), strict=True)]
+
+    def copy_block(direction: Direction, block: int, slot: int) -> None:
+        for plane, part in pairs:
+            if direction == "out":
+                part[slot] = plane[block]
+            else:
+                plane[block] = part[slot]
+
+    return copy_block

@@ -20,7 +20,7 @@ from engine.kv.slots import SlotPool
 from engine.kv.staging import Staging
 from engine.kv.swap import Direction, Pair, SimulatedCopier, Swapper, SwapQueueFull, Ticket
 from engine.kv.tensors import KvTensors
-from engine.kv.thread_copier import ThreadCopier
+from engine.kv.thread_copier import ThreadCopier, between_memories
 
 BLOCKS = 8
 
@@ -54,13 +54,13 @@ class Gate:
 def gated(swapper: Swapper) -> Iterator[Gate]:
     gate, copier = Gate(), swapper._copier
     assert isinstance(copier, ThreadCopier)
-    copy = copier._copy
+    copy = copier._copy_block
 
-    def wait_and_copy(ticket: Ticket) -> float:
+    def wait_and_copy(direction: Direction, block: int, slot: int) -> None:
         gate.wait()
-        return copy(ticket)
+        copy(direction, block, slot)
 
-    copier._copy = wait_and_copy  # type: ignore[method-assign]
+    copier._copy_block = wait_and_copy
     yield gate
     gate.opened.set()
 
@@ -88,8 +88,9 @@ def contents(planes: Planes, block: int) -> bytes:
 
 @contextmanager
 def swapping(planes: Planes, slots: int = BLOCKS, gbps: float | None = None) -> Iterator[tuple[Swapper, HostPool]]:
-    host = HostPool(slots, block_bytes(planes))
-    swapper = Swapper(host, ThreadCopier(planes, host), BLOCKS, host.block_bytes, gbps=gbps, clock=FakeClock())
+    swapper = make_host_tier(planes, slots, gbps=gbps, clock=FakeClock())
+    host = swapper.slots
+    assert isinstance(host, HostPool)
     try:
         yield swapper, host
     finally:
@@ -405,7 +406,7 @@ class Moves(RuleBasedStateMachine):
 
     @initialize(gbps=st.sampled_from([None, 0.001]))
     def begin(self, gbps: float | None) -> None:
-        copier = ThreadCopier(self.planes, self.host)
+        copier = ThreadCopier(between_memories(self.planes, self.host))
         self.swapper = Swapper(self.host, copier, BLOCKS, self.host.block_bytes, gbps=gbps, clock=self.clock)
         fill(self.planes, 0)
         self.text = {block: contents(self.planes, block) for block in range(BLOCKS)}
