@@ -40,14 +40,14 @@ class CudaCopier:
         """Pins the host's memory. Raises `MemoryError` when that is not possible."""
         self._device = planes[0].device
         self._host = host
-        self._runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        self._spans: dict[int, _Span] = {}
+        rows = max(_STAGING_BYTES // host.block_bytes, 1)
+        self._lanes = {direction: self._lane(planes, rows) for direction in ("out", "in")}
         # Torch's own pinned memory comes in powers of two.
+        self._runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
         code = int(self._runtime.cudaHostRegister(host.memory.data_ptr(), host.memory.nbytes, 0))
         if code:
             raise MemoryError(f"{host.memory.nbytes} bytes of host memory cannot be pinned: CUDA error {code}")
-        rows = max(_STAGING_BYTES // host.block_bytes, 1)
-        self._lanes = {direction: self._lane(planes, rows) for direction in ("out", "in")}
-        self._spans: dict[int, _Span] = {}
 
     def start(self, ticket: Ticket) -> None:
         """See `Copier.start`."""

@@ -34,13 +34,13 @@ class Staging:
             index = self._index(chunk)
             for plane, part in zip(self._planes, self._parts, strict=True):
                 part[: len(chunk)] = plane.index_select(0, index)
-            for rows, slots in _runs(chunk):
+            for rows, slots in runs(chunk):
                 self._host[slots].copy_(self._memory[rows], non_blocking=True)
 
     def copy_in(self, pairs: Sequence[Pair]) -> None:
         """Slots of the host to blocks of the pool."""
         for chunk in self._chunks(pairs):
-            for rows, slots in _runs(chunk):
+            for rows, slots in runs(chunk):
                 self._memory[rows].copy_(self._host[slots], non_blocking=True)
             index = self._index(chunk)
             for plane, part in zip(self._planes, self._parts, strict=True):
@@ -55,7 +55,7 @@ class Staging:
         return blocks.to(self._device, non_blocking=True)
 
 
-def _runs(pairs: Sequence[Pair]) -> Iterator[tuple[slice, slice]]:
+def runs(pairs: Sequence[Pair]) -> Iterator[tuple[slice, slice]]:
     """Rows of the staging memory, one for each pair, that are neighbours as slots too; and these slots."""
     start = 0
     for end in range(1, len(pairs) + 1):

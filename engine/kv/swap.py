@@ -156,7 +156,6 @@ class Swapper:
         self._moving: list[Ticket] = []
         self._reads: Counter[_Place] = Counter()
         self._writes: set[_Place] = set()
-        self._link_free_at = -math.inf
         self._last_number = 0
         self._closed = False
 
@@ -272,7 +271,7 @@ class Swapper:
 
     def _schedule(self, now: float) -> None:
         """Gives the moves that the link has not begun with their turns; cancelled ones need none."""
-        free = self._link_free_at
+        free = -math.inf
         for ticket in self._moving:
             if ticket.begins_at > now:
                 seconds = 0.0 if ticket.cancelled else ticket.bytes * self._seconds_per_byte
@@ -292,7 +291,6 @@ class Swapper:
                 ticket.error = _describe(error)
         if seconds is None:
             return False
-        self._link_free_at = max(self._link_free_at, ticket.ready_at)
         sources, targets = ticket.places()
         self._reads -= Counter(sources)
         self._writes.difference_update(targets)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -99,14 +98,16 @@ def test_a_file_that_was_never_written_holds_nothing(tier: DiskTier, tmp_path: P
     assert [ticket.state for ticket in finish(tier)] == ["failed"]
 
 
-def test_a_disk_that_takes_nothing_is_a_move_that_fails(tier: DiskTier, tmp_path: Path) -> None:
-    (file,) = tier.slots.allocate(1)
-    shutil.rmtree(tmp_path)
-    tier.start_out([(0, file)])
+def test_a_write_that_fails_leaves_nothing_to_be_read(tier: DiskTier, tmp_path: Path) -> None:
+    file = demote(tier, 0)
+    obstacle = tmp_path / f"{file}.unfinished"
+    obstacle.mkdir()
+    tier.start_out([(1, file)])
     (ticket,) = finish(tier)
-    assert (ticket.state, ticket.error.split(":")[0]) == ("failed", "FileNotFoundError")
-    tier.start_in([(1, file)])
+    assert (ticket.state, ticket.error.split(":")[0]) == ("failed", "IsADirectoryError")
+    tier.start_in([(2, file)])
     assert [ticket.state for ticket in finish(tier)] == ["failed"]
+    obstacle.rmdir()
 
 
 def test_what_a_process_that_died_has_left_is_removed(host: HostPool, tmp_path: Path) -> None:

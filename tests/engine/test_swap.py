@@ -17,7 +17,7 @@ from engine.kv.host_pool import HostPool
 from engine.kv.host_tier import make_host_tier
 from engine.kv.planes import Planes, block_bytes, in_words, planes_of
 from engine.kv.slots import SlotPool
-from engine.kv.staging import Staging
+from engine.kv.staging import Staging, runs
 from engine.kv.swap import Direction, Pair, SimulatedCopier, Swapper, SwapQueueFull, Ticket
 from engine.kv.tensors import KvTensors
 from engine.kv.thread_copier import ThreadCopier, between_memories
@@ -61,8 +61,10 @@ def gated(swapper: Swapper) -> Iterator[Gate]:
         copy(direction, block, slot)
 
     copier._copy_block = wait_and_copy
-    yield gate
-    gate.opened.set()
+    try:
+        yield gate
+    finally:
+        gate.opened.set()
 
 
 def kv_planes(dtype: torch.dtype = torch.float32, layout: str = "layers", head_dim: int = 4) -> list[torch.Tensor]:
@@ -165,6 +167,15 @@ def test_staged_blocks_come_back_bit_for_bit(
     assert [contents(planes, block) for block in back] == before
 
 
+def test_neighbouring_slots_are_one_transfer() -> None:
+    pairs = [(0, 3), (7, 4), (1, 5), (2, 1), (3, 0), (4, 1)]
+    assert [(rows.start, rows.stop, slots.start, slots.stop) for rows, slots in runs(pairs)] == [
+        (0, 3, 3, 6),
+        (3, 4, 1, 2),
+        (4, 6, 0, 2),
+    ]
+
+
 def test_a_block_stays_where_it_is_when_it_is_copied_out() -> None:
     planes = kv_planes()
     fill(planes, 1)
@@ -215,6 +226,33 @@ def test_a_copy_that_cannot_begin_is_a_ticket_that_failed() -> None:
     assert swapper.poll() == [ticket]
     assert (ticket.state, ticket.error) == ("failed", "RuntimeError: no staging memory")
     swapper.check_integrity()
+
+
+def test_a_move_taken_back_before_its_copy_ends_at_once() -> None:
+    with swapping(kv_planes()) as (swapper, host), gated(swapper) as gate:
+        slots = host.allocate(2)
+        first, second = (swapper.start_out([(i, slots[i])]) for i in range(2))
+        gate.entered.wait(60)
+        swapper.cancel(second)
+        assert swapper.poll() == [second]
+        gate.opened.set()
+        assert finish(swapper) == [first]
+
+
+def test_a_move_taken_back_during_its_copy_ends_after_a_block() -> None:
+    planes = kv_planes()
+    fill(planes, 1)
+    with swapping(planes) as (swapper, host), gated(swapper) as gate:
+        slots = host.allocate(3)
+        host.memory.zero_()
+        ticket = swapper.start_out([(i, slots[i]) for i in range(3)])
+        gate.entered.wait(60)
+        swapper.cancel(ticket)
+        assert swapper.poll() == []
+        gate.opened.set()
+        assert finish(swapper) == [ticket]
+        assert ticket.state == "cancelled"
+        assert not host.memory[slots[1] :].any()
 
 
 def test_closing_waits_for_the_copy_under_way_and_leaves_the_others_out() -> None:
