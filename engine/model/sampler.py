@@ -14,10 +14,11 @@ import torch
 import xgrammar
 
 from engine.messages import Sampling, TokenLogprobs
+from engine.model.best_values import best_values
 
 _MASK64 = (1 << 64) - 1
-_CANDIDATES = 256
-"""So many best tokens are sorted first; nearly always top-k, top-p and min-p are decided among them."""
+_CANDIDATES = (256, 4096)
+"""So many best tokens are looked at first, then more; nearly always top-k, top-p and min-p are decided among them."""
 
 
 class TokenCounts:
@@ -169,23 +170,8 @@ def _adjust(logits: torch.Tensor, row: SampleRow) -> None:
 
 def _logprobs(raw: torch.Tensor, chosen: torch.Tensor, rows: list[int], counts: list[int]) -> _Logprobs:
     index = torch.tensor(rows, device=raw.device)
-    values, ids = _top(raw, max(counts))
+    values, ids = best_values(raw, max(counts)) if any(counts) else (raw[:, :0], index.unsqueeze(1)[:, :0])
     return _Logprobs(rows, counts, raw.gather(1, chosen[index].unsqueeze(1)).squeeze(1), values, ids)
-
-
-def _top(raw: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The `count` largest values of each row and where they are, best first and equal ones in the order of their ids.
-
-    `topk` alone leaves open which of several equal values it takes, and bf16 logits are often equal.
-    """
-    if not count:
-        return raw[:, :0], torch.zeros(len(raw), 0, dtype=torch.int64, device=raw.device)
-    worst = raw.topk(count, dim=-1).values[:, -1:]
-    order = -torch.arange(raw.shape[-1], dtype=torch.float32, device=raw.device)
-    order = torch.where(raw > worst, torch.inf, order.masked_fill(raw < worst, -torch.inf))
-    ids = order.topk(count, dim=-1).indices.sort(dim=-1).values
-    values, rank = raw.gather(1, ids).sort(dim=-1, descending=True, stable=True)
-    return values, ids.gather(1, rank)
 
 
 def _sample_random(logits: torch.Tensor, best: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
@@ -221,32 +207,26 @@ def _invert(probabilities: torch.Tensor, draw: torch.Tensor, fallback: torch.Ten
 
 
 def _sample_filtered(probabilities: torch.Tensor, draw: torch.Tensor, options: Sequence[Sampling]) -> torch.Tensor:
-    """Among the best tokens; among all of them in the rows that these do not decide."""
-    vocab = probabilities.shape[-1]
-    if probabilities.device.type != "cpu" or vocab <= 2 * _CANDIDATES:
-        return _sample_sorted(probabilities, draw, options)
-    values, ids = probabilities.topk(_CANDIDATES + 1, dim=-1)
-    # Equal values in the order of their ids, as a stable sort of the whole row has them.
-    ids, order = ids.sort(dim=-1)
-    values, order = values.gather(1, order).sort(dim=-1, descending=True, stable=True)
-    ids = ids.gather(1, order)
-    kept = _keep(values, options, vocab)
-    picked = _pick(values, ids, kept, draw)
-    # Decided when the worst kept candidate is better than the one that stands for all that were left out. Row by row,
-    # so that no row depends on what else is in the batch.
-    worst = values.masked_fill(~kept, torch.inf).amin(dim=-1)
-    decided = (worst > values[:, -1]).tolist()
-    rows = [i for i, option in enumerate(options) if not decided[i] or option.top_k > _CANDIDATES]
-    if rows:
-        undecided = torch.tensor(rows)
-        rest = [options[i] for i in rows]
-        picked[undecided] = _sample_sorted(probabilities[undecided], draw[undecided], rest)
+    """Among the best tokens; among more of them in the rows that these do not decide."""
+    device, vocab = probabilities.device, probabilities.shape[-1]
+    picked = torch.empty(len(options), dtype=torch.int64, device=device)
+    rows = list(range(len(options)))
+    # Whether a row is decided is known on the host: a GPU would have to be waited for.
+    counts = [count for count in _CANDIDATES if 2 * count < vocab] if device.type == "cpu" else []
+    for count in (*counts, vocab):
+        index, asked = torch.tensor(rows, device=device), [options[row] for row in rows]
+        values, ids = best_values(probabilities[index], count)
+        kept = _keep(values, asked, vocab)
+        picked[index] = _pick(values, ids, kept, draw[index])
+        if count == vocab:
+            break
+        # What is kept is a beginning of the order: decided when it ends among these. Row by row, so that no row depends
+        # on what else is in the batch.
+        open_ended = zip(rows, asked, kept[:, -1].tolist(), strict=True)
+        rows = [row for row, option, goes_on in open_ended if goes_on or option.top_k > count]
+        if not rows:
+            break
     return picked
-
-
-def _sample_sorted(probabilities: torch.Tensor, draw: torch.Tensor, options: Sequence[Sampling]) -> torch.Tensor:
-    values, ids = probabilities.sort(dim=-1, descending=True, stable=True)
-    return _pick(values, ids, _keep(values, options, probabilities.shape[-1]), draw)
 
 
 def _keep(values: torch.Tensor, options: Sequence[Sampling], vocab: int) -> torch.Tensor:
