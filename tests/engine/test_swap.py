@@ -424,6 +424,11 @@ def test_a_host_tier_holds_blocks_of_the_pool_it_is_made_for() -> None:
     tier.close()
 
 
+def test_a_runner_without_planes_has_no_host_tier() -> None:
+    with pytest.raises(ValueError, match="cannot be moved"):
+        make_host_tier([], 3, gbps=None, clock=FakeClock())
+
+
 class Moves(RuleBasedStateMachine):
     """Any order of starts, cancels and polls, on a link that is modelled or real: what `done` says is what lies there.
 
