@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from engine import messages as m
 
+CALL = "call"
 ILLEGAL = 0.1
 """Share of the commands that go to any context, whatever its state."""
 
@@ -106,7 +107,10 @@ class RandomVerbs:
             child = self._any([context for context in self._contexts if context not in self._seen])
             return m.Fork(self._one(lambda seen: True), child, self._priority())
         if kind < 84:
-            return m.Hold(self._one(lambda seen: not seen.held), rng.choice(["tool", "idle"]), rng.random())
+            return m.Hold(self._one(lambda seen: not seen.held), rng.choice(["tool", "idle"]), rng.random(), CALL)
+        if kind < 86:
+            state: m.ToolState = rng.choice(["started", "progress", "finished", "failed", "cancelled"])
+            return m.ToolEvent(self._one(lambda seen: seen.held), rng.choice([CALL, "?"]), state, rng.random())
         if kind < 90:
             context = self._one(lambda seen: seen.held)
             params = self._params(context) if rng.random() < 0.7 else None

@@ -15,10 +15,12 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from bench.random_policy import RandomPolicy
 from bench.random_verbs import RandomVerbs
 from engine import messages as m
 from engine.admission import Admission
 from engine.core import EngineCore
+from engine.kv.host_tier import make_host_tier
 from engine.model.attention import IMPLEMENTATION
 from engine.model.runner_transformers import TransformersRunner
 from engine.rate_limit import RateLimits
@@ -29,6 +31,7 @@ VOCAB = 96
 CONTEXTS, MOST_CONTEXTS = 12, 10
 POOLS = (28, 16)
 BLOCK_SIZE = 4
+LINK_BYTES_PER_S = 3e6
 IDLE_EVERY = 200
 
 
@@ -42,6 +45,9 @@ class Report:
     cancelled: int = 0
     idle_points: int = 0
     preemptions: int = 0
+    swapped_out_tokens: int = 0
+    swapped_in_tokens: int = 0
+    recomputed_tokens: int = 0
     prefix_hit_tokens: int = 0
     accepted_tokens: int = 0
     leaked: int = 0
@@ -78,12 +84,15 @@ def _run(count: int, seed: int, progress: Callable[[int], None]) -> Report:
     counters = core.counters
     report.preemptions, report.accepted_tokens = counters.preemptions, counters.accepted_tokens
     report.prefix_hit_tokens = counters.prefix_hit_tokens
+    report.swapped_out_tokens, report.swapped_in_tokens = counters.swapped_out_tokens, counters.swapped_in_tokens
+    report.recomputed_tokens = counters.recomputed_tokens
     report.seconds = time.perf_counter() - started
     return report
 
 
 def make_core(*, run_ahead: bool) -> EngineCore:
     """Two tiny random models."""
+    clock = Ticks()
     models = []
     for index, blocks in enumerate(POOLS):
         torch.manual_seed(index)
@@ -99,8 +108,9 @@ def make_core(*, run_ahead: bool) -> EngineCore:
         )
         causal_lm: Any = AutoModelForCausalLM
         model = causal_lm.from_config(config, dtype=torch.float32, attn_implementation=IMPLEMENTATION)
-        models.append(ServedModel(f"tiny {index}", TransformersRunner(model.eval(), blocks, BLOCK_SIZE)))
-    clock = Ticks()
+        runner = TransformersRunner(model.eval(), blocks, BLOCK_SIZE)
+        swapper = make_host_tier(runner.kv_planes, blocks // 2, gbps=LINK_BYTES_PER_S * 1e-9, clock=clock)
+        models.append(ServedModel(f"tiny {index}", runner, swapper=swapper, policy=RandomPolicy(index)))
     scheduler = Scheduler(24, background_step_tokens=8, limits=RateLimits(0.0, 0.0, clock()), clock=clock)
     return EngineCore(models, scheduler, Admission(MOST_CONTEXTS, 6, 200), run_ahead=run_ahead, clock=clock)
 

@@ -8,6 +8,7 @@ from typing import Literal
 
 from engine.generation import Generation
 from engine.kv.blocks import BlockPool
+from engine.kv.parked import Parked
 from engine.kv.prefix import ROOT
 from engine.messages import Priority
 
@@ -26,7 +27,10 @@ class Context:
 
     `kv_length` tokens have their KV in the first `blocks`; whoever computes more raises it and calls `seal`. Then every
     full block is keyed (see `engine.kv.prefix`) and every block further on belongs to this context alone, unless the
-    last one is partly used and shared.
+    last one is partly used and shared. KV behind a gap or outside of the device is `parked`: no block of it is any
+    other context's.
+
+    `computed` tokens have had their KV at some time: computing them again is recompute.
     """
 
     id: int
@@ -42,6 +46,21 @@ class Context:
     last_used: int = 0
     model: int = 0
     payer: int = 0
+    computed: int = 0
+    parked: Parked = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.parked = Parked(self.pool, self.pool.host)
+
+    @property
+    def kv_end(self) -> int:
+        """Behind the last token that is in KV anywhere."""
+        return self.parked.end if self.parked else self.kv_length
+
+    @property
+    def device_blocks(self) -> list[int]:
+        """Blocks of the device that this context holds."""
+        return [*self.blocks, *self.parked.device_blocks] if self.parked else self.blocks
 
     @property
     def state(self) -> State:
@@ -52,16 +71,28 @@ class Context:
 
     @property
     def pending(self) -> int:
-        """Tokens that wait to be computed and can be."""
-        if self.generation is not None:
-            return len(self.tokens) - self.kv_length - (not self.generation.ready)
-        return len(self.tokens) - self.kv_length if self.wants_prefill else 0
+        """Tokens that wait to be computed and can be: those up to what is parked."""
+        if not self.wants_kv:
+            return 0
+        if self.parked:
+            return 0 if self.held else self.parked.first * self.pool.block_size - self.kv_length
+        return len(self.tokens) - self.kv_length - (self.generation is not None and not self.generation.ready)
+
+    @property
+    def wants_kv(self) -> bool:
+        """Whether it is to have KV of all its tokens."""
+        return self.generation is not None or self.wants_prefill
+
+    @property
+    def is_restoring(self) -> bool:
+        """Whether KV that it needs is parked."""
+        return self.wants_kv and bool(self.parked) and not self.held
 
     @property
     def is_decoding(self) -> bool:
         """Whether only the token sampled last is left to compute."""
         generation = self.generation
-        return generation is not None and generation.output_tokens > 0 and self.pending == 1
+        return generation is not None and generation.output_tokens > 0 and self.kv_length == len(self.tokens) - 1
 
     def append(self, tokens: Sequence[int]) -> None:
         self.tokens.extend(tokens)
@@ -71,6 +102,7 @@ class Context:
         """Forgets the tokens from `length` on; KV of the others stays."""
         del self.tokens[length:]
         self.shrink_kv(length)
+        self.computed = min(self.computed, length)
         self.wants_prefill = self.wants_prefill and self.kv_length < length
 
     def fork(self, child_id: int, priority: Priority) -> Context:
@@ -80,6 +112,7 @@ class Context:
         child = Context(child_id, self.pool, priority, self.arrival, list(self.tokens), self.kv_length)
         child.blocks = self.blocks[: self._blocks_for(self.kv_length)]
         child.last_used, child.model, child.payer = self.last_used, self.model, self.payer
+        child.computed = child.kv_length
         self.pool.share(child.blocks)
         return child
 
@@ -91,7 +124,7 @@ class Context:
         reserved for a step in progress.
         """
         limit = len(self.tokens) - (self.generation is not None)
-        if self.kv_length >= limit:
+        if self.kv_length >= limit or (self.held and self.parked):
             return 0
         self.seal()
         prefix, size = self.pool.prefix, self.pool.block_size
@@ -109,14 +142,18 @@ class Context:
             if common < size:
                 break
             parent = prefix.uid(block)
+        if self.parked and length < self.parked.end and length % size:
+            # What is parked goes on at a border of blocks.
+            found.pop()
+            length -= length % size
         gained = length - self.kv_length
         if gained <= 0:
             return 0
         self.pool.share(found)
         self.pool.release(self.blocks[kept:])
         self.blocks[kept:] = found
-        self.kv_length = length
-        self.wants_prefill = self.wants_prefill and length < len(self.tokens)
+        self.advance(length)
+        self.wants_prefill = self.wants_prefill and self.kv_length < len(self.tokens)
         return gained
 
     def seal(self) -> None:
@@ -132,6 +169,9 @@ class Context:
 
     def shrink_kv(self, length: int) -> None:
         """Keeps the KV of at most the first `length` tokens and gives back blocks that hold no others."""
+        if self.parked:
+            self.parked.drop_from(self._blocks_for(length))
+            self.parked.end = min(self.parked.end, length)
         self.kv_length = min(self.kv_length, length)
         self.trim()
 
@@ -141,6 +181,66 @@ class Context:
         if used < len(self.blocks):
             self.pool.release(self.blocks[used:])
             del self.blocks[used:]
+
+    @property
+    def private_blocks(self) -> list[int]:
+        """Indices of blocks on the device that only this context holds and that no move reads, in order."""
+        first = len(self.blocks)
+        while first and not self.pool.is_shared(self.blocks[first - 1]):
+            first -= 1
+        used = self._blocks_for(self.kv_length)
+        parked = [i for i, place in self.parked.items() if place.block is not None and place.move is None]
+        return [*range(first, used), *parked]
+
+    def park(self, index: int) -> None:
+        """Parks the blocks from `index` on, which must be private: KV before it only can be read from now on."""
+        used = self._blocks_for(self.kv_length)
+        if index >= used:
+            return
+        self.parked.end = self.kv_end
+        self.trim()
+        for i in range(index, used):
+            self.parked.put(i, self.blocks[i])
+        del self.blocks[index:]
+        self.kv_length = index * self.pool.block_size
+
+    def drop_blocks(self, indices: Sequence[int]) -> None:
+        """Gives up the KV in private blocks, by index; what is behind them is parked."""
+        if not indices:
+            return
+        self.park(indices[0])
+        # A key says what is before a block, and that may be evicted now.
+        self.pool.unkey(
+            [place.block for i, place in self.parked.items() if place.block is not None and i > indices[-1]]
+        )
+        for index in reversed(indices):
+            self.parked.drop(index)
+
+    def advance(self, length: int) -> int:
+        """Tokens up to `length` are in KV now; returns how many of the new ones had been computed before."""
+        recomputed = max(min(length, self.computed) - self.kv_length, 0)
+        self.kv_length = length
+        self.computed = max(self.computed, length)
+        if self.parked:
+            self.absorb()
+        return recomputed
+
+    def absorb(self) -> None:
+        """Takes parked KV back that is on the device and has no gap before it any more; not during a hold."""
+        while self.parked and not self.held:
+            index, inside = divmod(self.kv_length, self.pool.block_size)
+            first = self.parked.first
+            if first < index or (first == index and inside):
+                # Found elsewhere in the meantime.
+                self.parked.drop(first)
+                continue
+            end = self.parked.end
+            self.trim()
+            block = self.parked.take(index) if first == index else None
+            if block is None:
+                return
+            self.blocks.append(block)
+            self.kv_length = min((index + 1) * self.pool.block_size, end)
 
     def blocks_needed(self, count: int) -> int:
         """How many free blocks `reserve(count)` takes."""
@@ -173,18 +273,34 @@ class Context:
     def drop_kv(self, *, spoiled: bool = False) -> int:
         """Gives all blocks back; returns how many tokens were in KV. `spoiled`: it may be wrong, so nobody else who
         begins with the same text shall get it."""
-        dropped = self.kv_length
+        dropped = self.kv_end
         if spoiled:
+            self.parked.drop_from(0)
             self.pool.discard(self.blocks)
             self.blocks.clear()
         self.shrink_kv(0)
         return dropped
+
+    def drop_device_kv(self) -> int:
+        """Gives all blocks of the device back, keeping what is in host memory; returns how many tokens that costs."""
+        before = self.kv_end
+        self.parked.drop_device()
+        kept = len(self.parked.slots) * self.pool.block_size
+        self.kv_length = 0
+        self.trim()
+        return max(before - kept, 0)
 
     def check_integrity(self) -> None:
         """Asserts that lengths fit and that keyed blocks hold this context's tokens."""
         prefix, size = self.pool.prefix, self.pool.block_size
         assert self.kv_length <= len(self.tokens) - (self.generation is not None), "KV of no token"
         assert len(self.blocks) >= self._blocks_for(self.kv_length), "KV outside of the blocks"
+        if self.parked:
+            assert self.kv_length % size == 0, "a gap inside a block"
+            assert self.kv_length <= self.parked.first * size < self.parked.end <= len(self.tokens), (
+                "parked out of place"
+            )
+            assert len(self.blocks) * size == self.kv_length, "blocks reserved behind a gap"
         parent = ROOT
         for i, block in enumerate(self.blocks):
             key = prefix.key(block)

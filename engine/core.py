@@ -12,15 +12,16 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from engine import messages as m
 from engine.admission import Admission, Overloaded
 from engine.context import Context
 from engine.generation import Generation
+from engine.interception.holds import Holds, Running
+from engine.interception.policy import Call
 from engine.model.grammar import GrammarError, PendingMatcher, TooManyGrammars
 from engine.model.sampler import Sampled, SampledToken, TokenCounts, verify
-from engine.scheduler import Plan, Scheduler, Work
+from engine.scheduler import Discard, Plan, Scheduler, Work
 from engine.served_model import ServedModel
 from engine.speculation import Proposer
 from engine.validation import Refused, check_params, check_tokens
@@ -40,6 +41,9 @@ class Counters:
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     preemptions: int = 0
+    recomputed_tokens: int = 0
+    swapped_out_tokens: int = 0
+    swapped_in_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +84,8 @@ class EngineCore:
         self._run_ahead = run_ahead
         self._clock = clock
         self._log = log
+        self._holds = {i: Holds(model.tiers, model.policy, clock) for i, model in enumerate(self.models)}
+        self._starved: dict[int, int] = {}
         self._contexts: dict[int, Context] = {}
         # Those with pending work or a grammar to wait for: idle contexts cost a step nothing.
         self._active: dict[int, Context] = {}
@@ -109,6 +115,7 @@ class EngineCore:
         """Closes every context and forgets what has not been emitted: the connection they belonged to is gone."""
         for context in self._contexts.values():
             context.generation = None
+            self._holds[context.model].end(context, returned=False)
             context.drop_kv()
         for contexts in (self._contexts, self._active, self._compiling):
             contexts.clear()
@@ -139,14 +146,16 @@ class EngineCore:
                 parent = self._find(command.context)
                 self._check_new(child_id)
                 self._contexts[child_id] = parent.fork(child_id, priority)
-            case m.Hold(reason=reason):
-                self._hold(self._find(command.context), reason)
+            case m.Hold():
+                self._hold(self._find(command.context), command)
             case m.Resume():
                 self._resume(self._find(command.context), command)
             case m.Close():
                 self._close(command.context)
             case m.SetPriority(priority=priority):
                 self._find(command.context).priority = priority
+            case m.ToolEvent():
+                self._hear(command)
 
     def _find(self, context_id: int) -> Context:
         context = self._contexts.get(context_id)
@@ -156,7 +165,7 @@ class EngineCore:
 
     def _track(self, context_id: int) -> None:
         context = self._contexts.get(context_id)
-        if context is not None and context.pending:
+        if context is not None and (context.pending or context.is_restoring):
             self._active[context_id] = context
         else:
             self._active.pop(context_id, None)
@@ -283,10 +292,22 @@ class EngineCore:
             self._finish(context, "cancelled")
         context.truncate(length)
 
-    def _hold(self, context: Context, reason: m.HoldReason) -> None:
+    def _hold(self, context: Context, command: m.Hold) -> None:
         self._cancel(context)
+        if not context.held:
+            call = Call(command.tool, command.argument_class, command.expected_s, command.actual_s)
+            self._holds[context.model].begin(context, call, command.call)
         context.held = True
-        self._items.append(self._kv_moved(context, "device", context.kv_length, "preserve", reason))
+        self._items.append(self._kv_moved(context, "device", context.kv_length, "preserve", command.reason))
+
+    def _hear(self, event: m.ToolEvent) -> None:
+        """A hint about a call."""
+        context = self._contexts.get(event.context)
+        outcome: m.ToolOutcome = "rejected"
+        code = 404
+        if context is not None:
+            outcome, code = self._holds[context.model].hear(context.id, event)
+        self._items.append(m.ToolAck(event.context, event.call, event.state, outcome, code))
 
     def _resume(self, context: Context, command: m.Resume) -> None:
         if not context.held:
@@ -296,13 +317,24 @@ class EngineCore:
         else:
             self._check_append(context, command.tokens)
             self._append(context, command.tokens)
+        self._release(context)
+
+    def _release(self, context: Context) -> None:
+        """Ends a hold because the result has come."""
+        holds = self._holds[context.model]
+        holds.end(context, returned=True)
         context.held = False
+        context.absorb()
+        if not holds.policy.keeps_arrival:
+            self._arrivals += 1
+            context.arrival = self._arrivals
 
     def _close(self, context_id: int) -> None:
         context = self._contexts.get(context_id)
         if context is None:
             return
         self._cancel(context)
+        self._holds[context.model].end(context, returned=False)
         context.drop_kv()
         del self._contexts[context_id]
 
@@ -317,9 +349,11 @@ class EngineCore:
         """Seconds until `step` has something to do; infinite when it takes a command."""
         if self._items or self._ahead or self._is_grammar_ready:
             return 0.0
-        limited = self._scheduler.wait_seconds(self._active.values())
-        compiling = _COMPILING_POLL_S if self._compiling else math.inf
-        return compiling if limited is None else min(limited, compiling)
+        limited = self._scheduler.wait_seconds(context for context in self._active.values() if context.pending)
+        waits = [_COMPILING_POLL_S] if self._compiling else []
+        waits += [] if limited is None else [limited]
+        waits += [holds.wait_seconds() for holds in self._holds.values()]
+        return min(waits, default=math.inf)
 
     def step(self) -> list[m.Item]:
         """Computes one step and returns all items since the last call, in order."""
@@ -368,16 +402,48 @@ class EngineCore:
             if context.pending > 1:
                 self._match_prefix(context)
                 self._track(context.id)
-        plan = self._scheduler.plan(list(self._active.values()), self._idle)
+        for index, holds in self._holds.items():
+            self._move_kv(index, holds)
+        plan = self._scheduler.plan(list(self._active.values()), self._idle, self._holds)
+        self._starved = plan.starved
         for discard in plan.discards:
             self.counters.preemptions += discard.reason == "preempted"
-            self._items.append(self._kv_moved(discard.context, "none", discard.tokens, "discard", discard.reason))
-            # One that waits for its grammar has its prompt to compute again.
-            self._track(discard.context.id)
+            self._report_discard(discard)
         return plan
 
+    def _move_kv(self, index: int, holds: Holds) -> None:
+        """Lets the policy act, and takes note of moves that are over."""
+        if not holds.is_busy:
+            return
+        discards, moved = holds.before_step(self._running(index), self._starved.get(index, 0))
+        for discard in discards:
+            self._report_discard(discard)
+        for one in moved:
+            if one.to_host:
+                self.counters.swapped_out_tokens += one.tokens
+            else:
+                self.counters.swapped_in_tokens += one.tokens
+            if one.context.id in self._contexts:
+                where: tuple[m.KvLocation, m.KvDecision] = ("host", "swap") if one.to_host else ("device", "restore")
+                self._items.append(self._kv_moved(one.context, where[0], one.tokens, where[1], "policy"))
+                self._track(one.context.id)
+
+    def _running(self, index: int) -> Running:
+        """What the policy has to know of the contexts of one model that run."""
+        active = [context for context in self._active.values() if context.model == index]
+        decodes = [context for context in active if context.is_decoding]
+        context_tokens = sum(context.kv_length for context in decodes)
+        seconds = self._scheduler.step_time.predict(index, len(decodes), context_tokens) if decodes else 0.0
+        return Running(sum(context.kv_length for context in active), len(decodes), seconds)
+
+    def _report_discard(self, discard: Discard) -> None:
+        self._items.append(self._kv_moved(discard.context, "none", discard.tokens, "discard", discard.reason))
+        # One that waits for its grammar has its prompt to compute again.
+        self._track(discard.context.id)
+
     def _idle(self) -> Iterable[Context]:
-        return [context for context in self._contexts.values() if context.blocks and context.id not in self._active]
+        contexts = self._contexts.values()
+        return [c for c in contexts if c.device_blocks and not c.held and c.id not in self._active]
 
     def _launch(self, plan: Plan) -> list[Launch]:
         now = self._clock()
@@ -449,7 +515,7 @@ class EngineCore:
 
     def _keep(self, work: Work, sampled: list[SampledToken], started: float, ended: float) -> None:
         context = work.context
-        context.kv_length = work.start + work.count
+        self.counters.recomputed_tokens += context.advance(work.start + work.count)
         if work.is_decode:
             self.counters.decode_tokens += work.count
         else:
@@ -480,7 +546,7 @@ class EngineCore:
             if reason is not None:
                 break
         context.tokens += [s.token for s in emitted]
-        context.kv_length = min(context.kv_length + accepted, len(context.tokens) - (reason is None))
+        context.advance(min(context.kv_length + accepted, len(context.tokens) - (reason is None)))
         generation.first_token_at = generation.first_token_at or now
         if emitted:
             logprobs = [s.logprobs for s in emitted if s.logprobs is not None]
@@ -540,7 +606,7 @@ class EngineCore:
         context: Context,
         location: m.KvLocation,
         tokens: int,
-        decision: Literal["preserve", "discard"],
+        decision: m.KvDecision,
         reason: str,
     ) -> m.KvMoved:
         size = tokens * self.models[context.model].runner.bytes_per_token
@@ -552,7 +618,7 @@ class EngineCore:
         """The gauges and counters of this moment."""
         owned: dict[str, set[tuple[int, int]]] = {"running": set(), "held": set(), "idle": set()}
         for context in self._contexts.values():
-            owned[context.state].update((context.model, block) for block in context.blocks)
+            owned[context.state].update((context.model, block) for block in context.device_blocks)
         owned["held"] -= owned["running"]
         owned["idle"] -= owned["running"] | owned["held"]
         running = sum(1 for context in self._active.values() if context.is_decoding)
@@ -575,16 +641,23 @@ class EngineCore:
             drafted_tokens=counters.drafted_tokens,
             accepted_tokens=counters.accepted_tokens,
             preemptions=counters.preemptions,
+            recomputed_tokens=counters.recomputed_tokens,
+            swapped_out_tokens=counters.swapped_out_tokens,
+            swapped_in_tokens=counters.swapped_in_tokens,
+            blocks_host=sum(model.pool.host.count - model.pool.host.free_count for model in self.models),
         )
 
     def check_integrity(self) -> None:
         """Asserts that every block is free, cached for its text, or held by exactly the contexts that refer to it."""
         for index, model in enumerate(self.models):
             contexts = [context for context in self._contexts.values() if context.model == index]
-            model.pool.check_integrity([context.blocks for context in contexts])
+            model.pool.check_integrity([*(c.device_blocks for c in contexts), *model.tiers.held_blocks()])
+            model.pool.host.check_integrity([*(c.parked.slots for c in contexts), *model.tiers.held_slots()])
         for context in self._contexts.values():
             context.check_integrity()
-        assert self._active.keys() == {c.id for c in self._contexts.values() if c.pending}, "active contexts differ"
+        assert self._active.keys() == {c.id for c in self._contexts.values() if c.pending or c.is_restoring}, (
+            "active contexts differ"
+        )
 
 
 def _may_run_ahead(work: Work, generation: Generation | None) -> bool:

@@ -13,7 +13,10 @@ import msgspec
 Priority = Literal["foreground", "background"]
 FinishReason = Literal["stop", "length", "cancelled", "failed"]
 HoldReason = Literal["tool", "idle"]
-KvLocation = Literal["device", "none"]
+KvLocation = Literal["device", "host", "none"]
+KvDecision = Literal["preserve", "swap", "discard", "restore"]
+ToolState = Literal["started", "progress", "finished", "failed", "cancelled"]
+ToolOutcome = Literal["accepted", "clipped", "rejected"]
 
 
 class Sampling(msgspec.Struct, frozen=True):
@@ -111,10 +114,33 @@ class Fork(msgspec.Struct, tag="fork"):
 
 
 class Hold(msgspec.Struct, tag="hold"):
-    """Stops running and keeps a soft claim on the KV. `expected_s` is the caller's estimate of the pause."""
+    """Stops running and keeps a soft claim on the KV.
+
+    `call` names what it waits for, for `ToolEvent`; `tool` and `argument_class` say what kind of call that is, so that
+    the engine can learn how long it lasts. `expected_s` is the caller's estimate of the pause; `actual_s` is the truth,
+    which a replay knows, and which only the policies that claim to know it look at.
+    """
 
     context: int
     reason: HoldReason
+    expected_s: float | None = None
+    call: str = ""
+    tool: str = ""
+    argument_class: str = ""
+    actual_s: float | None = None
+
+
+class ToolEvent(msgspec.Struct, tag="tool"):
+    """What happens to the call that a context is held for: a hint, answered by `ToolAck`, that never changes tokens.
+
+    `started` begins the time of the call anew; `progress` says that it will last for another `expected_s`; after
+    `finished`, `failed` or `cancelled` the result is on its way, and KV on the host is brought back. Said twice, any of
+    them is as good as once.
+    """
+
+    context: int
+    call: str
+    state: ToolState
     expected_s: float | None = None
 
 
@@ -136,7 +162,7 @@ class SetPriority(msgspec.Struct, tag="priority"):
     priority: Priority
 
 
-Command = Open | Append | Generate | Cancel | Truncate | Fork | Hold | Resume | Close | SetPriority
+Command = Open | Append | Generate | Cancel | Truncate | Fork | Hold | Resume | Close | SetPriority | ToolEvent
 
 
 # Outputs
@@ -212,14 +238,26 @@ class Prefilled(msgspec.Struct, tag="prefilled"):
 
 
 class KvMoved(msgspec.Struct, tag="kv"):
-    """The KV of an idle or held context changed place (a held context is first reported when the hold begins)."""
+    """KV of so many tokens of a context changed place; `location` is where it is now (a held context is first reported
+    when the hold begins)."""
 
     context: int
     location: KvLocation
     tokens: int
     bytes: int
-    decision: Literal["preserve", "discard"]
+    decision: KvDecision
     reason: str
+
+
+class ToolAck(msgspec.Struct, tag="ack"):
+    """The answer to a `ToolEvent`. `code` as in HTTP: 200; 404, nothing is held for such a call; 409, the call has
+    ended already. A `clipped` estimate was longer than the engine believes in."""
+
+    context: int
+    call: str
+    state: ToolState
+    outcome: ToolOutcome
+    code: int
 
 
 class Failed(msgspec.Struct, tag="failed"):
@@ -231,7 +269,7 @@ class Failed(msgspec.Struct, tag="failed"):
     message: str
 
 
-Item = Tokens | Finished | Prefilled | KvMoved | Failed
+Item = Tokens | Finished | Prefilled | KvMoved | ToolAck | Failed
 
 
 class Step(msgspec.Struct, tag="step"):
@@ -266,6 +304,10 @@ class Stats(msgspec.Struct, tag="stats"):
     drafted_tokens: int
     accepted_tokens: int
     preemptions: int
+    recomputed_tokens: int = 0
+    swapped_out_tokens: int = 0
+    swapped_in_tokens: int = 0
+    blocks_host: int = 0
 
 
 Output = Ready | Step | Stats

@@ -4,8 +4,8 @@ Order inside a step: foreground decodes, foreground prefill, then background wit
 served inside each. Background work may lengthen a step that holds foreground work by at most the time of one decode
 step, and is limited in tokens a second; when it got nothing for many steps, its oldest work gets one such share.
 
-When blocks run out, KV is discarded from whoever hurts least: idle and held contexts (least recently used first), then
-background work, then the latest foreground work. The oldest foreground work may take everything, so something always
+When blocks run out, KV is discarded from whoever hurts least: idle contexts (least recently used first), held ones (as
+their policy says), then background work, then the latest foreground work. The oldest foreground work may take everything, so something always
 moves. Contexts of several models share the plan, each with the pool of its model. No tensors here: a simulator can
 run it.
 """
@@ -13,9 +13,10 @@ run it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
+from typing import Protocol
 
 from engine.context import BlockCopy, Context
 from engine.rate_limit import RateLimits
@@ -60,12 +61,33 @@ class Discard:
     reason: str
 
 
+class Reserve(Protocol):
+    """KV of one model that is held for contexts without work, or lies on the host. Amounts are blocks."""
+
+    def restore(self, context: Context, blocks: int) -> int:
+        """Begins to bring up to `blocks` free blocks of a context back; returns how many the link has room for."""
+        ...
+
+    def restorable(self, context: Context) -> int:
+        """How many `restore` would bring back, if there were free blocks."""
+        ...
+
+    def reclaimable(self) -> int:
+        """How many could be given up."""
+        ...
+
+    def reclaim(self, blocks: int) -> list[Discard]:
+        """Gives at least `blocks` up, if there are so many."""
+        ...
+
+
 @dataclass(slots=True)
 class Plan:
-    """One step."""
+    """One step. `starved` are, by model, the blocks that work needs which did not get them."""
 
     work: list[Work] = field(default_factory=list)
     discards: list[Discard] = field(default_factory=list)
+    starved: dict[int, int] = field(default_factory=dict)
 
     @property
     def is_pure_decode(self) -> bool:
@@ -103,8 +125,14 @@ class Scheduler:
         self._hungry_steps = 0
         self._stuck: frozenset[Context] = frozenset()
 
-    def plan(self, pending: Sequence[Context], idle: Callable[[], Iterable[Context]]) -> Plan:
-        """The next step for the contexts with pending work; `idle` are all others with KV, whose blocks may be taken.
+    def plan(
+        self,
+        pending: Sequence[Context],
+        idle: Callable[[], Iterable[Context]],
+        held: Mapping[int, Reserve] | None = None,
+    ) -> Plan:
+        """The next step for the contexts with pending work; `idle` are others with KV, whose blocks may be taken, and
+        `held`, by model, has those that a policy decides on.
 
         Reserves the blocks that its work needs; empty `work` when nothing can be done now. Exceeds `step_tokens` only
         by the share of a starving background context.
@@ -113,13 +141,14 @@ class Scheduler:
         if self._steps % _FORGET_EVERY == 0:
             self._limits.forget_full(self._clock())
         waiting = sorted(pending, key=_RANK)
-        step = _Step(waiting, idle, self._steps, self._step_tokens)
+        step = _Step(waiting, idle, held or {}, self._steps, self._step_tokens)
         foreground, background = _queues(waiting)
+        _restore(step, waiting)
         self._fill_foreground(step, foreground)
         rooms = self._fill_background(step, background) if background else {}
         self._add_drafts(step, rooms)
         self._stuck = frozenset() if step.work else frozenset(waiting)
-        return Plan(list(step.work.values()), step.discards)
+        return Plan(list(step.work.values()), step.discards, step.starved)
 
     def wait_seconds(self, pending: Iterable[Context]) -> float | None:
         """Seconds until some of the pending work may run: 0.0 unless all of it is limited, or waits for blocks that
@@ -257,9 +286,16 @@ class _Step:
     """The step in the making: its work, and the tokens that are left."""
 
     def __init__(
-        self, waiting: Sequence[Context], idle: Callable[[], Iterable[Context]], number: int, left: int
+        self,
+        waiting: Sequence[Context],
+        idle: Callable[[], Iterable[Context]],
+        held: Mapping[int, Reserve],
+        number: int,
+        left: int,
     ) -> None:
         self.waiting = waiting
+        self.held = held
+        self.starved: dict[int, int] = {}
         self.work: dict[Context, Work] = {}
         self.discards: list[Discard] = []
         self.models: set[int] = set()
@@ -275,10 +311,11 @@ class _Step:
 
     def add(self, context: Context, count: int) -> bool:
         """Adds work, discarding KV of others if it must; False when there are not enough blocks all the same."""
-        if context.blocks_needed(count) > context.pool.free_count and not self._make_room(context, count):
+        if not self._make_room(context, lambda: context.blocks_needed(count)):
             return False
         copies = context.reserve(count)
-        samples = context.generation is not None and context.generation.ready and count == context.pending
+        is_last = context.kv_length + count == len(context.tokens)
+        samples = context.generation is not None and context.generation.ready and is_last
         self.work[context] = Work(context, context.kv_length, count, samples, context.is_decoding, copies)
         self.models.add(context.model)
         self.left -= count
@@ -298,35 +335,67 @@ class _Step:
         self.left -= length
         return length
 
-    def _make_room(self, context: Context, count: int) -> bool:
-        pool, victims = context.pool, list(self._victims(context))
-        # One less may do: a block that is shared with a victim will not have to be copied.
-        obtainable = pool.free_count + len({block for victim in victims for block in victim.blocks}) + 1
-        if context.blocks_needed(count) > obtainable:
+    def restore(self, context: Context) -> bool:
+        """Begins to bring KV back from the host, making room like `add`; False when there is not enough."""
+        reserve = self.held.get(context.model)
+        blocks = reserve.restorable(context) if reserve is not None else 0
+        if reserve is None or not blocks:
+            return True
+        if not self._make_room(context, lambda: blocks):
             return False
-        for victim in victims:
+        reserve.restore(context, blocks)
+        context.last_used = self._number
+        return True
+
+    def _make_room(self, context: Context, needed: Callable[[], int]) -> bool:
+        pool = context.pool
+        if needed() <= pool.free_count:
+            return True
+        idle, running = list(self._idle_victims(context)), list(self._running_victims(context))
+        reserve = self.held.get(context.model)
+        # One less may do: a block that is shared with a victim will not have to be copied.
+        obtainable = pool.free_count + len({block for victim in idle + running for block in victim.device_blocks}) + 1
+        obtainable += reserve.reclaimable() if reserve is not None else 0
+        if needed() > obtainable:
+            self._starve(context, needed())
+            return False
+        for victim in idle:
             self._discard(victim)
-            if context.blocks_needed(count) <= pool.free_count:
+            if needed() <= pool.free_count:
                 return True
+        if reserve is not None:
+            self.discards += reserve.reclaim(needed() - pool.free_count)
+        for victim in running:
+            if needed() <= pool.free_count:
+                return True
+            self._discard(victim)
+        if needed() <= pool.free_count:
+            return True
+        self._starve(context, needed())
         return False
+
+    def _starve(self, context: Context, needed: int) -> None:
+        self.starved[context.model] = self.starved.get(context.model, 0) + needed
 
     def _discard(self, victim: Context) -> None:
         planned = self.work.pop(victim, None)
         if planned is not None:
             self.left += planned.count
-        reason = "preempted" if victim.pending else "memory pressure"
-        if victim.pending:
+        reason = "preempted" if victim.wants_kv else "memory pressure"
+        if victim.wants_kv:
             self.preempted.add(victim)
         else:
             victim.wants_prefill = False
-        self.discards.append(Discard(victim, victim.drop_kv(), reason))
+        self.discards.append(Discard(victim, victim.drop_device_kv(), reason))
 
-    def _victims(self, context: Context) -> Iterator[Context]:
+    def _idle_victims(self, context: Context) -> list[Context]:
+        idle = [other for other in self._idle() if other.pool is context.pool and other.device_blocks]
+        return sorted(idle, key=attrgetter("last_used"))
+
+    def _running_victims(self, context: Context) -> Iterator[Context]:
         """Contexts whose KV may be taken for `context`, cheapest loss first: also of later work that is planned."""
         pool = context.pool
-        idle = [other for other in self._idle() if other.pool is pool and other.blocks]
-        yield from sorted(idle, key=attrgetter("last_used"))
-        running = [other for other in self.waiting if other.pool is pool and other.blocks and other is not context]
+        running = [c for c in self.waiting if c.pool is pool and c.device_blocks and c is not context]
         for victim in sorted(running, key=lambda c: (c.priority == "background", _RANK(c)), reverse=True):
             outranked = victim.priority == "background" and context.priority == "foreground"
             same_class_later = victim.priority == context.priority and _RANK(victim) > _RANK(context)
@@ -334,11 +403,21 @@ class _Step:
                 yield victim
 
 
+def _restore(step: _Step, waiting: Sequence[Context]) -> None:
+    """Brings KV back from the host for contexts that go on, first come, first served."""
+    blocked: set[int] = set()
+    for context in waiting:
+        if context.parked and context.model not in blocked and not context.held and not step.restore(context):
+            blocked.add(context.model)
+
+
 def _queues(waiting: Iterable[Context]) -> tuple[list[Context], list[Context]]:
     """Foreground and background, decodes first."""
     foreground: tuple[list[Context], list[Context]] = ([], [])
     background: tuple[list[Context], list[Context]] = ([], [])
     for context in waiting:
+        if not context.pending:
+            continue
         queues = foreground if context.priority == "foreground" else background
         queues[not context.is_decoding].append(context)
     return foreground[0] + foreground[1], background[0] + background[1]

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from engine import messages as m
+from engine.interception.policies.preserve import Preserve
+from engine.interception.policy import Policy
 from engine.kv.blocks import BlockPool
+from engine.kv.swap import Swapper
+from engine.kv.tiers import Tiers
 from engine.model.batch import Batch, Runner, SequenceInput
 from engine.model.grammar import GrammarCompiler, MaskFiller, MaskRow
 from engine.model.sampler import Sampled, SampleRow, sample
@@ -15,11 +19,22 @@ from engine.scheduler import Work
 class ServedModel:
     """`launch` starts a step's work; the tokens it samples are read later, which waits for the device."""
 
-    def __init__(self, name: str, runner: Runner, grammars: GrammarCompiler | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        runner: Runner,
+        grammars: GrammarCompiler | None = None,
+        *,
+        swapper: Swapper | None = None,
+        policy: Policy | None = None,
+    ) -> None:
+        """`swapper` moves KV to the host and back, as `policy` decides for contexts that are held."""
         self.name = name
         self.runner = runner
         self.grammars = grammars
-        self.pool = BlockPool(runner.kv_blocks, runner.block_size)
+        self.pool = BlockPool(runner.kv_blocks, runner.block_size, swapper.slots if swapper is not None else None)
+        self.tiers = Tiers(self.pool, swapper)
+        self.policy = policy or Preserve()
         self.max_context = min(runner.max_positions, runner.kv_blocks * runner.block_size)
         self._masks = MaskFiller()
 

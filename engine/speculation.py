@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-_GRAM = 3
+from engine.repetition import LONGEST, Repetition
+
 _FIRST_LENGTH = 4
 _LONGEST = 16
 _LONGEST_DRAFT = 256
@@ -26,10 +27,8 @@ class Proposer:
         self._draft = list(draft)
         self._came_true = 0
         self._follows_draft = bool(draft)
-        self._in_draft = _index(self._draft)
-        # Where the text after each gram of the context begins; grows with it.
-        self._in_context: dict[tuple[int, ...], int] = {}
-        self._indexed = _GRAM
+        self._in_draft = Repetition(self._draft)
+        self._in_context: Repetition | None = None
         self._length = _FIRST_LENGTH
         self._failures = 0
         self._pause_until = 0
@@ -39,13 +38,15 @@ class Proposer:
         self._check_draft(tokens)
         if self._follows_draft:
             return self._draft[self._came_true : self._came_true + _LONGEST_DRAFT]
-        self._index_context(tokens)
-        if len(tokens) < max(self._pause_until, _GRAM):
+        if self._in_context is None:
+            self._in_context = Repetition(tokens)
+        self._in_context.grow(tokens)
+        if len(tokens) < self._pause_until:
             return []
-        gram = tuple(tokens[-_GRAM:])
-        if (place := self._in_draft.get(gram)) is not None:
+        tail = tokens[-LONGEST:]
+        if (place := self._in_draft.find(self._draft, tail)) is not None:
             return self._draft[place : place + self._length]
-        if (place := self._in_context.get(gram)) is not None:
+        if (place := self._in_context.find(tokens, tail)) is not None:
             return self._continue(tokens, place)
         return []
 
@@ -76,16 +77,3 @@ class Proposer:
                 self._came_true += 1
             else:
                 self._follows_draft = False
-
-    def _index_context(self, tokens: Sequence[int]) -> None:
-        """Grams that end before the last token: the text after them is known."""
-        first, last = self._indexed, len(tokens)
-        if last > first:
-            columns = [tokens[first - _GRAM + i : last - _GRAM + i] for i in range(_GRAM)]
-            self._in_context.update(zip(zip(*columns, strict=True), range(first, last), strict=True))
-            self._indexed = last
-
-
-def _index(tokens: Sequence[int]) -> dict[tuple[int, ...], int]:
-    columns = [tokens[i : len(tokens) - _GRAM + i] for i in range(_GRAM)]
-    return dict(zip(zip(*columns, strict=True), range(_GRAM, len(tokens)), strict=True)) if len(tokens) > _GRAM else {}

@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 from engine.kv.prefix import PrefixIndex
+from engine.kv.slots import SlotPool
 
 _RUNS_COMPARED = 32
 
@@ -23,10 +24,12 @@ class OutOfBlocks(Exception):
 
 
 class BlockPool:
-    """Book-keeping of `count` blocks of `block_size` tokens each; the tensors live elsewhere."""
+    """Book-keeping of `count` blocks of `block_size` tokens each; the tensors live elsewhere. `host` is the tier below:
+    slots of one block each in host memory."""
 
-    def __init__(self, count: int, block_size: int) -> None:
+    def __init__(self, count: int, block_size: int, host: SlotPool | None = None) -> None:
         self.count = count
+        self.host = host or SlotPool(0)
         self.block_size = block_size
         self.prefix = PrefixIndex(count)
         self._references = [0] * count
@@ -94,15 +97,26 @@ class BlockPool:
             assert self._references[block] > 0, f"block {block} is free"
             self._references[block] -= 1
             # Whoever holds a block holds the one before it too, so nobody holds what is behind this one.
-            unheld = [] if self._references[block] else [block]
-            while unheld:
-                last = unheld.pop()
-                unheld += self.prefix.children(last)
-                if self.prefix.uid(last):
-                    self.prefix.remove(last)
-                self._cached.pop(last, None)
-                self._used[last] = 0
-                self._unused_count += 1
+            if not self._references[block]:
+                self._forget([block])
+
+    def unkey(self, blocks: Sequence[int]) -> None:
+        """Takes the keys of consecutive blocks that no second context holds; what was cached behind them is free."""
+        for block in reversed(blocks):
+            if self.prefix.uid(block):
+                self._forget(self.prefix.children(block))
+                self.prefix.remove(block)
+
+    def _forget(self, unheld: list[int]) -> None:
+        """Frees blocks that nobody holds, and all that was computed behind them."""
+        while unheld:
+            last = unheld.pop()
+            unheld += self.prefix.children(last)
+            if self.prefix.uid(last):
+                self.prefix.remove(last)
+            self._cached.pop(last, None)
+            self._used[last] = 0
+            self._unused_count += 1
 
     def seal(self, block: int, parent: int, tokens: tuple[int, ...]) -> int:
         """Keys a full block behind the one with uid `parent`; returns the block to hold from now on.

@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 
 from engine.context import BlockCopy
+from engine.kv.planes import Planes
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,8 @@ class Runner(Protocol):
     """`native` or `transformers`."""
     weights: str
     """`bf16`, `fp32`, `int8` or `q4`."""
+    kv_planes: Planes
+    """The KV pool, for whoever moves blocks; empty where that is not possible."""
 
     def run(self, batch: Batch) -> torch.Tensor:
         """Writes the KV of all tokens; returns float32 logits `[rows, vocab_size]`, the `logit_rows` of each sequence

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import torch
 
+from engine.kv.planes import Planes
 from engine.model.batch import Batch, SequenceInput
 from engine.model.weights import NativeConfig, UnsupportedModel, Weights
 
@@ -96,6 +97,7 @@ class NativeCpuRunner:
         self._kernels = _load(library)
         self._model = _create(self._kernels, config, kv_blocks, dtype, threads)
         self._close = weakref.finalize(self, _destroy, self._kernels, self._model, os.getpid())
+        self.kv_planes: Planes = [self._pool()]
         self._embedding = weights.embedding.contiguous()
         self._kernels.midstream_set_embedding(self._model, self._embedding.data_ptr(), _is_narrow(self._embedding))
         self._pack(weights, quantisation)
@@ -149,6 +151,14 @@ class NativeCpuRunner:
                 raise ValueError(f"{end} tokens do not fit {len(table)} blocks")
             if not 0 <= sequence.logit_rows <= len(sequence.tokens):
                 raise ValueError(f"{sequence.logit_rows} rows of logits for {len(sequence.tokens)} tokens")
+
+    def _pool(self) -> torch.Tensor:
+        """The memory of the KV pool, uint8 `[blocks, bytes of a block]`, which ends with the model."""
+        block_bytes = self.bytes_per_token * BLOCK_SIZE
+        memory = (ctypes.c_uint8 * (self.kv_blocks * block_bytes)).from_address(
+            self._kernels.midstream_pool(self._model)
+        )
+        return torch.frombuffer(memory, dtype=torch.uint8).view(self.kv_blocks, block_bytes)
 
     def _pack(self, weights: Weights, quantisation: Quantisation) -> None:
         for index, layer in enumerate(weights.layers):
@@ -234,6 +244,7 @@ def _load(library: Path) -> Any:
         "set_matrix": (number, [pointer, number, number, pointer, number, number]),
         "set_vector": (number, [pointer, number, number, pointer]),
         "set_embedding": (None, [pointer, pointer, number]),
+        "pool": (pointer, [pointer]),
         "run": (number, [pointer, pointer]),
     }
     for name, (result, arguments) in signatures.items():

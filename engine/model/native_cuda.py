@@ -20,6 +20,7 @@ import torch
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import embedding, scaled_dot_product_attention
 
+from engine.kv.planes import Planes
 from engine.model.batch import Batch, SequenceInput
 from engine.model.layer_ops import Heads, Ops, Rows, TorchOps
 from engine.model.native_cpu import kv_bytes_per_token
@@ -78,6 +79,7 @@ class NativeCudaRunner:
         # The last block is scratch: padded rows write there.
         shape = (2, config.layers, kv_blocks + 1, block_size, config.kv_heads, config.head_dim)
         self._kv = torch.empty(shape, dtype=dtype, device=self._device)
+        self.kv_planes: Planes = self._kv[:, :, :kv_blocks].flatten(0, 1).unbind()
         self._inputs = torch.zeros(4 * GRAPH_ROWS[-1] + _TABLE_SIZE, dtype=torch.int32, device=self._device)
         self._logits = torch.empty(GRAPH_ROWS[-1], config.vocab, device=self._device)
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from engine.kv.planes import Planes, planes_of
 from engine.kv.tensors import KvTensors
 from engine.model.attention import lay_out
 from engine.model.batch import Batch
@@ -23,6 +24,7 @@ class TransformersRunner:
         self._device = torch.device(model.device)
         self._groups = config.num_attention_heads // config.num_key_value_heads
         self._kv = make_kv(model, kv_blocks, block_size, shards)
+        self.kv_planes: Planes = planes_of(self._kv)
         self.vocab_size: int = config.vocab_size
         self.max_positions: int = config.max_position_embeddings
         self.bytes_per_token = kv_bytes_per_token(config, model.dtype) // shards

@@ -14,6 +14,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from engine.kv.planes import Planes
 from engine.model.batch import Batch
 from engine.model.loader import ModelError
 from engine.model.runner_transformers import TransformersRunner
@@ -67,6 +68,8 @@ class TensorParallelRunner:
         self.bytes_per_token = shard.bytes_per_token
         self.block_size = shard.block_size
         self.kv_blocks = shard.kv_blocks
+        # Each rank has its part of a block; only rank 0 could move its own.
+        self.kv_planes: Planes = []
 
     def run(self, batch: Batch) -> torch.Tensor:
         """See `Runner.run`. Ends the process when the step fails: the other ranks may be in the middle of it, where no

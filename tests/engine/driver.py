@@ -13,6 +13,8 @@ from transformers import AutoModelForCausalLM
 from engine import messages as m
 from engine.admission import Admission
 from engine.core import EngineCore
+from engine.interception.policy import Policy
+from engine.kv.host_tier import make_host_tier
 from engine.model.grammar import GrammarCompiler
 from engine.model.loader import load_model
 from engine.model.runner_transformers import TransformersRunner
@@ -61,11 +63,22 @@ class Driver:
 
 
 def make_driver(
-    model: Any, *, blocks: int = 256, block_size: int = 4, grammars: GrammarCompiler | None = None, **options: Any
+    model: Any,
+    *,
+    blocks: int = 256,
+    block_size: int = 4,
+    host_blocks: int = 0,
+    gbps: float | None = None,
+    policy: Policy | None = None,
+    grammars: GrammarCompiler | None = None,
+    clock: Callable[[], float] = time.time,
+    **options: Any,
 ) -> Driver:
     """A driver over a fresh pool; `model` comes from `load_model`."""
-    served = ServedModel("tiny", TransformersRunner(model, blocks, block_size), grammars)
-    return Driver(make_core([served], **options))
+    runner = TransformersRunner(model, blocks, block_size)
+    tier = make_host_tier(runner.kv_planes, host_blocks, gbps=gbps, clock=clock) if host_blocks else None
+    served = ServedModel("tiny", runner, grammars, swapper=tier, policy=policy)
+    return Driver(make_core([served], clock=clock, **options))
 
 
 def make_core(

@@ -15,3 +15,5 @@ def test_random_verbs_with_random_cancels_lose_no_block(seed: int) -> None:
     # What the test is about must have happened.
     for kind in ("generations", "cancelled", "refused", "preemptions", "prefix_hit_tokens", "accepted_tokens"):
         assert report[kind] > 5, kind
+    for kind in ("recomputed_tokens", "swapped_out_tokens", "swapped_in_tokens"):
+        assert report[kind] > 20, kind

@@ -48,6 +48,8 @@ void midstream_set_embedding(void* model, const void* data, int narrow) {
   static_cast<AnyModel*>(model)->set_embedding({data, narrow != 0});
 }
 
+void* midstream_pool(void* model) { return static_cast<AnyModel*>(model)->pool(); }
+
 int midstream_run(void* model, const Step* step) {
   return guarded([&] { static_cast<AnyModel*>(model)->run(*step); });
 }

@@ -47,6 +47,8 @@ class AnyModel {
   // Kept, not copied.
   virtual void set_embedding(Source source) = 0;
   virtual void run(const Step& step) = 0;
+  // [kv_blocks] blocks, each one piece.
+  virtual void* pool() = 0;
 };
 
 template <class T>
@@ -92,6 +94,8 @@ class Model : public AnyModel {
   }
 
   void set_embedding(Source source) override { embedding_ = source; }
+
+  void* pool() override { return pool_.as<void>(); }
 
   void run(const Step& step) override {
     prepare(step);
