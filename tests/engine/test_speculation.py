@@ -45,17 +45,14 @@ def test_text_that_repeats_itself_is_proposed_past_its_end() -> None:
     assert Proposer(text).propose(text) == [7, 7, 7, 7]
 
 
-@given(st.lists(st.integers(0, 2), max_size=30), st.integers(0, 30))
-def test_the_growing_index_finds_what_a_search_finds(text: list[int], start: int) -> None:
-    proposer = Proposer(text[:start])
-    for length in range(min(start, len(text)), len(text) + 1):
-        told = text[:length]
-        places = [i for i in range(3, length) if told[i - 3 : i] == told[-3:]]
-        guess = (told[places[-1] :] * 4)[:4] if places else []
-        assert proposer.propose(told) == guess
+def test_longer_matches_win_over_later_ones() -> None:
+    text = [6, 7, 8, 9, 1, 1, 1, 5, 8, 9, 2, 2, 2, 6, 7, 8, 9]
+    assert Proposer(text).propose(text)[:3] == [1, 1, 1]
 
 
 def test_nothing_is_proposed_for_new_text() -> None:
+    assert Proposer([]).propose([]) == []
+    assert Proposer([1]).propose([1]) == []
     assert Proposer([1, 2]).propose([1, 2]) == []
     assert Proposer([1, 2, 3, 4, 5]).propose([1, 2, 3, 4, 5]) == []
 
