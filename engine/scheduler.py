@@ -5,9 +5,9 @@ served inside each. Background work may lengthen a step that holds foreground wo
 step, and is limited in tokens a second; when it got nothing for many steps, its oldest work gets one such share.
 
 When blocks run out, KV is discarded from whoever hurts least: idle contexts (least recently used first), held ones (as
-their policy says), then background work, then the latest foreground work. The oldest foreground work may take everything, so something always
-moves. Contexts of several models share the plan, each with the pool of its model. No tensors here: a simulator can
-run it.
+their policy says), then background work, then the latest foreground work. The oldest foreground work may take
+everything, so something always moves. Contexts of several models share the plan, each with the pool of its model. No
+tensors here: a simulator can run it.
 """
 
 from __future__ import annotations
