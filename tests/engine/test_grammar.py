@@ -130,6 +130,23 @@ def test_a_new_grammar_compiles_beside_the_steps_of_others(real_folder: Path, to
     assert driver.finished(2).output_tokens == 6
 
 
+def test_the_loop_is_woken_when_a_grammar_is_compiled(real_folder: Path, tokenizer: Any) -> None:
+    grammars = grammars_of(real_folder, VOCAB)
+    driver = make_driver(load(real_folder), blocks=64, block_size=16, grammars=grammars)
+    driver.apply(m.Open(1, "foreground"), m.Append(1, tokenizer.encode("Say a number:")))
+    with grammars._lock:
+        params = m.GenerateParams(6, stop_token_ids=[2], grammar=m.Grammar("regex", "[0-9]{4}"))
+        driver.apply(m.Generate(1, 1, params))
+        while driver.core.wait_seconds() == 0:
+            driver.step()
+        assert 0 < driver.core.wait_seconds() < 0.01
+    (compiling,) = grammars._compiling
+    compiling.result(timeout=30)
+    assert driver.core.wait_seconds() == 0
+    driver.run()
+    assert len(tokenizer.decode(driver.tokens_of(1)).strip()) == 4
+
+
 def test_a_grammar_that_does_not_compile_fails_its_generation_only(real_folder: Path, tokenizer: Any) -> None:
     driver = make_driver(load(real_folder), blocks=64, block_size=16, grammars=grammars_of(real_folder, VOCAB))
     driver.apply(m.Open(1, "foreground"), m.Append(1, tokenizer.encode("Say:")))
