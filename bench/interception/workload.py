@@ -20,6 +20,11 @@ _Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 24)]
 _Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
 
 
+DEFAULT_TRACE = Path(__file__).parent / "infercept_mixed_numeric.jsonl"
+"""InferCept's mixed workload of six augmentations, numbers only; derived from mars-repository/mars-codebase
+(Apache-2.0)."""
+
+
 class TraceError(Exception):
     """A trace file that cannot be used; says where it is wrong."""
 
