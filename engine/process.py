@@ -67,6 +67,7 @@ def main() -> None:
     gc.freeze()
     server.serve()
     for model in core.models:
+        model.tiers.close()
         model.runner.close()
     gc.unfreeze()
 

@@ -30,6 +30,15 @@ class EngineSettings(BaseSettings):
     """Over how many devices the model is split (transformers runner)."""
     kv_tokens: int | None = Field(default=None, ge=64)
     """Capacity of each model's KV pool in tokens; rounded down to whole blocks."""
+    host_kv_tokens: int | None = Field(default=None, ge=0)
+    """Capacity in tokens of the host tier of each model, where KV of contexts that wait for a tool may be moved; 0: there
+    is none."""
+    swap_gbps: float | None = Field(default=None, gt=0)
+    """Throughput in 10^9 bytes a second of a *modelled* link to the host tier, no faster than the real one; `None`: the
+    real one."""
+    interception_policy: str = "ours"
+    """What is done with KV of contexts that wait for a tool: discard, improved-discard, preserve, swap, heuristic,
+    infercept, oracle, continuum, mars or ours."""
     kv_block_size: int = Field(default=16, ge=1, le=1024)
     step_tokens: int | None = Field(default=None, ge=1)
     """Most tokens one step may compute."""

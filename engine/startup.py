@@ -15,6 +15,8 @@ import torch
 from engine import messages as m
 from engine.admission import Admission
 from engine.core import EngineCore
+from engine.kv.host_tier import make_host_tier
+from engine.kv.swap import Swapper
 from engine.model.batch import Runner
 from engine.model.cpu.build import BuildError, build_kernels
 from engine.model.grammar import GrammarCompiler
@@ -29,6 +31,8 @@ from engine.settings import EngineSettings
 _CPU_KV_TOKENS = 64 * 1024
 _MEMORY_SHARE = {"cpu": 0.4, "cuda": 0.85}
 _STEP_TOKENS = {"cpu": 256, "cuda": 2048}
+_HOST_MEMORY_SHARE = 0.25
+_HOST_POOLS = 4
 
 
 def build_engine(
@@ -110,7 +114,24 @@ def _serve(name: str, share: float, place: _Place) -> ServedModel:
     """One model with its runner; its KV pool gets `share` of the memory that is left."""
     folder = prepare_model(name, place.settings.model_cache, place.progress)
     runner = _native_runner(folder, share, place) or _transformers_runner(folder, share, place)
-    return ServedModel(model_name(name), runner, GrammarCompiler.from_folder(folder, runner.vocab_size, place.threads))
+    grammars = GrammarCompiler.from_folder(folder, runner.vocab_size, place.threads)
+    return ServedModel(model_name(name), runner, grammars, swapper=_host_tier(runner, share, place))
+
+
+def _host_tier(runner: Runner, share: float, place: _Place) -> Swapper | None:
+    """None where the settings or the runner rule it out."""
+    settings = place.settings
+    tokens = settings.host_kv_tokens
+    if tokens is None:
+        fitting = int(_free_memory() * share * _HOST_MEMORY_SHARE) // runner.bytes_per_token
+        tokens = min(_HOST_POOLS * runner.kv_blocks * runner.block_size, fitting)
+    blocks = tokens // runner.block_size
+    if not blocks or not runner.kv_planes:
+        return None
+    try:
+        return make_host_tier(runner.kv_planes, blocks, gbps=settings.swap_gbps, clock=time.time)
+    except MemoryError as error:
+        raise ModelError(f"{error}; set MIDSTREAM_HOST_KV_TOKENS") from error
 
 
 def _native_runner(folder: Path, share: float, place: _Place) -> Runner | None:
@@ -130,8 +151,8 @@ def _native_runner(folder: Path, share: float, place: _Place) -> Runner | None:
 
 def _make_native_runner(folder: Path, share: float, place: _Place) -> Runner:
     settings, dtype = place.settings, place.dtype
-    if place.device.type != "cpu":
-        raise UnsupportedModel("it runs on CPUs only")
+    if place.device.type == "cuda":
+        return _make_cuda_runner(folder, share, place)
     if settings.kv_block_size != BLOCK_SIZE:
         raise UnsupportedModel(f"its KV blocks have {BLOCK_SIZE} tokens")
     config = NativeConfig.from_folder(folder)
@@ -144,6 +165,16 @@ def _make_native_runner(folder: Path, share: float, place: _Place) -> Runner:
     weights = load_weights(folder, exact, place.device, place.progress)
     blocks = _kv_tokens(place, share, kv_bytes_per_token(config, dtype)) // BLOCK_SIZE
     return NativeCpuRunner(weights, blocks, place.threads, quantisation, library, dtype)
+
+
+def _make_cuda_runner(folder: Path, share: float, place: _Place) -> Runner:
+    from engine.model.native_cuda import NativeCudaRunner
+
+    if place.settings.weights != "auto":
+        raise UnsupportedModel("it has no quantised kernels for GPUs")
+    config, size = NativeConfig.from_folder(folder), place.settings.kv_block_size
+    weights = load_weights(folder, place.dtype, place.device, place.progress)
+    return NativeCudaRunner(weights, _kv_tokens(place, share, kv_bytes_per_token(config, place.dtype)) // size, size)
 
 
 def _transformers_runner(folder: Path, share: float, place: _Place) -> Runner:

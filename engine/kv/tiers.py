@@ -70,7 +70,8 @@ class Tiers:
         moves = []
         for index, slot in zip(chosen, slots, strict=True):
             place = context.parked[index]
-            assert place.block is not None and place.move is None, "the block is not on the device"
+            assert place.block is not None, "the block is not on the device"
+            assert place.move is None, "the block is on the move"
             moves.append(_Move(context, index, place, place.block, slot))
         self.pool.share([move.block for move in moves])
         self._start("out", moves)

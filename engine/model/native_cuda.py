@@ -79,7 +79,7 @@ class NativeCudaRunner:
         # The last block is scratch: padded rows write there.
         shape = (2, config.layers, kv_blocks + 1, block_size, config.kv_heads, config.head_dim)
         self._kv = torch.empty(shape, dtype=dtype, device=self._device)
-        self.kv_planes: Planes = self._kv[:, :, :kv_blocks].flatten(0, 1).unbind()
+        self.kv_planes: Planes = [self._kv.permute(2, 0, 1, 3, 4, 5)[:kv_blocks]]
         self._inputs = torch.zeros(4 * GRAPH_ROWS[-1] + _TABLE_SIZE, dtype=torch.int32, device=self._device)
         self._logits = torch.empty(GRAPH_ROWS[-1], config.vocab, device=self._device)
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
