@@ -31,8 +31,7 @@ class EngineSettings(BaseSettings):
     kv_tokens: int | None = Field(default=None, ge=64)
     """Capacity of each model's KV pool in tokens; rounded down to whole blocks."""
     host_kv_tokens: int | None = Field(default=None, ge=0)
-    """Capacity in tokens of the host tier of each model, where KV of contexts that wait for a tool may be moved; 0: there
-    is none."""
+    """Capacity in tokens of each model's host tier, where KV of contexts that wait for a tool may be moved; 0: none."""
     swap_gbps: float | None = Field(default=None, gt=0)
     """Throughput in 10^9 bytes a second of a *modelled* link to the host tier, no faster than the real one; `None`: the
     real one."""
