@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-LIMITS_S = {"logits": 100, "run_ahead": 60, "native": 130, "transformers": 140}
+LIMITS_S = {"logits": 100, "run_ahead": 60, "swap": 40, "native": 130, "transformers": 140}
 """The parts in their order, and the longest that each may take."""
 WHOLE_S = 480
 TARGETS = {"decode_share": 0.75, "prefill_share": 0.55, "decode_x_transformers": 1.0, "prefill_x_transformers": 1.0}

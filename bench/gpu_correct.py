@@ -16,6 +16,8 @@ from bench.gpu_parts import Emit, Sizes
 from engine import messages as m
 from engine.admission import Admission
 from engine.core import EngineCore
+from engine.kv.host_tier import make_host_tier
+from engine.kv.swap import Swapper
 from engine.model.batch import Batch, SequenceInput
 from engine.model.native_cuda import NativeCudaRunner
 from engine.model.weights import load_weights
@@ -80,6 +82,36 @@ def run_ahead(sizes: Sizes, device: torch.device, emit: Emit) -> None:
             if output[0, len(texts[i]) :].tolist() != plain[i]:
                 raise AssertionError("an answer is not that of transformers")
         emit("answers", len(texts))
+
+
+def swap(sizes: Sizes, device: torch.device, emit: Emit) -> None:
+    """Blocks of KV out to host memory and back into other blocks, beside a move that is taken back; and how fast."""
+    count, heads, dim = sizes.swapped_blocks, sizes.model["num_key_value_heads"], sizes.model["head_dim"]
+    shape = (2, sizes.model["num_hidden_layers"], 2 * count, BLOCK_SIZE, heads, dim)
+    pool = torch.randn(shape, dtype=torch.bfloat16, device=device)
+    before = pool[:, :, :count].clone()
+    tier = make_host_tier([pool.permute(2, 0, 1, 3, 4, 5)], 2 * count, gbps=None, clock=time.monotonic)
+    slots, others = tier.slots.allocate(count), tier.slots.allocate(count)
+    tier.start_out(list(zip(range(count), slots, strict=True)))
+    _finish(tier)
+    pool[:, :, :count] = 0
+    tier.start_in([(count + i, slot) for i, slot in enumerate(slots)])
+    tier.cancel(tier.start_out(list(zip(range(count), others, strict=True))))
+    _finish(tier)
+    if not torch.equal(pool[:, :, count:], before):
+        raise AssertionError("blocks came back changed")
+    tier.check_integrity()
+    tier.slots.check_integrity([slots, others])
+    for direction, traffic in (("out", tier.stats.outward), ("in", tier.stats.inward)):
+        emit(f"{direction}_gb_per_s", traffic.bytes / max(traffic.seconds, 1e-9) / 1e9)
+    tier.close()
+
+
+def _finish(tier: Swapper) -> None:
+    while tier.moving:
+        time.sleep(tier.wait_seconds())
+        if any(ticket.state == "failed" for ticket in tier.poll()):
+            raise AssertionError("a move failed")
 
 
 def _texts(sizes: Sizes) -> list[list[int]]:

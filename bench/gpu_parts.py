@@ -59,14 +59,15 @@ class Sizes:
     matrix: int
     texts: tuple[int, ...]
     answers: int
+    swapped_blocks: int
 
     def config(self) -> LlamaConfig:
         """For transformers. Token 1 begins texts; nothing ends them."""
         return LlamaConfig(**self.model, bos_token_id=1, eos_token_id=None, pad_token_id=0)
 
 
-GPU = Sizes(LLAMA_3_1_8B, 128, 256, 8192, (2048, 8192), 4 << 30, 8192, (300, 700, 77, 41), 64)
-DRY = Sizes(TINY, 16, 8, 64, (32,), 1 << 20, 128, (40, 21), 8)
+GPU = Sizes(LLAMA_3_1_8B, 128, 256, 8192, (2048, 8192), 4 << 30, 8192, (300, 700, 77, 41), 64, 256)
+DRY = Sizes(TINY, 16, 8, 64, (32,), 1 << 20, 128, (40, 21), 8, 8)
 
 
 def run(part: str, dry_run: bool, emit: Emit) -> None:
@@ -79,6 +80,7 @@ def run(part: str, dry_run: bool, emit: Emit) -> None:
     parts = {
         "logits": gpu_correct.logits,
         "run_ahead": gpu_correct.run_ahead,
+        "swap": gpu_correct.swap,
         "native": gpu_speed.native,
         "transformers": gpu_speed.transformers,
     }
