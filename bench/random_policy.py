@@ -13,6 +13,7 @@ class RandomPolicy:
 
     name = "random"
     keeps_arrival = True
+    stalls = False
 
     def __init__(self, seed: int) -> None:
         self._rng = random.Random(seed)

@@ -349,6 +349,8 @@ class EngineCore:
         """Seconds until `step` has something to do; infinite when it takes a command."""
         if self._items or self._ahead or self._is_grammar_ready:
             return 0.0
+        if any(holds.must_wait for holds in self._holds.values()):
+            return min(holds.wait_seconds() for holds in self._holds.values())
         limited = self._scheduler.wait_seconds(context for context in self._active.values() if context.pending)
         waits = [_COMPILING_POLL_S] if self._compiling else []
         waits += [] if limited is None else [limited]
@@ -404,6 +406,8 @@ class EngineCore:
                 self._track(context.id)
         for index, holds in self._holds.items():
             self._move_kv(index, holds)
+        if any(holds.must_wait for holds in self._holds.values()):
+            return Plan()
         plan = self._scheduler.plan(list(self._active.values()), self._idle, self._holds)
         self._starved = plan.starved
         for discard in plan.discards:

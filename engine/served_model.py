@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from engine import messages as m
-from engine.interception.policies.preserve import Preserve
+from engine.interception.policies.static import Preserve
 from engine.interception.policy import Policy
 from engine.kv.blocks import BlockPool
 from engine.kv.swap import Swapper
@@ -34,7 +34,7 @@ class ServedModel:
         self.grammars = grammars
         self.pool = BlockPool(runner.kv_blocks, runner.block_size, swapper.slots if swapper is not None else None)
         self.tiers = Tiers(self.pool, swapper)
-        self.policy = policy or Preserve()
+        self.policy: Policy = policy or Preserve()
         self.max_context = min(runner.max_positions, runner.kv_blocks * runner.block_size)
         self._masks = MaskFiller()
 

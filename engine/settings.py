@@ -35,9 +35,19 @@ class EngineSettings(BaseSettings):
     swap_gbps: float | None = Field(default=None, gt=0)
     """Throughput in 10^9 bytes a second of a *modelled* link to the host tier, no faster than the real one; `None`: the
     real one."""
-    interception_policy: str = "ours"
-    """What is done with KV of contexts that wait for a tool: discard, improved-discard, preserve, swap, heuristic,
-    infercept, oracle, continuum, mars or ours."""
+    interception_policy: Literal[
+        "discard",
+        "improved-discard",
+        "preserve",
+        "swap",
+        "heuristic",
+        "infercept",
+        "oracle",
+        "continuum",
+        "mars",
+        "ours",
+    ] = "ours"
+    """What is done with KV of contexts that wait for a tool."""
     kv_block_size: int = Field(default=16, ge=1, le=1024)
     step_tokens: int | None = Field(default=None, ge=1)
     """Most tokens one step may compute."""

@@ -15,6 +15,8 @@ import torch
 from engine import messages as m
 from engine.admission import Admission
 from engine.core import EngineCore
+from engine.interception.learned_timing import LearnedTiming
+from engine.interception.policies import POLICIES
 from engine.kv.host_tier import make_host_tier
 from engine.kv.swap import Swapper
 from engine.model.batch import Runner
@@ -43,15 +45,17 @@ def build_engine(
     device, dtype = place.device, place.dtype
     names = [settings.model, *([settings.thinking_model] if settings.thinking_model else [])]
     models = [_serve(name, 1 / (len(names) - i), place) for i, name in enumerate(names)]
-    now = time.time()
+    scheduler = Scheduler(
+        settings.step_tokens or _STEP_TOKENS[device.type],
+        background_step_tokens=settings.background_step_tokens,
+        limits=RateLimits(settings.background_tokens_per_s, settings.session_background_tokens_per_s, time.time()),
+        clock=time.time,
+    )
+    for index, model in enumerate(models):
+        model.policy = POLICIES[settings.interception_policy](LearnedTiming(scheduler.step_time, index, model.tiers))
     core = EngineCore(
         models,
-        Scheduler(
-            settings.step_tokens or _STEP_TOKENS[device.type],
-            background_step_tokens=settings.background_step_tokens,
-            limits=RateLimits(settings.background_tokens_per_s, settings.session_background_tokens_per_s, now),
-            clock=time.time,
-        ),
+        scheduler,
         Admission(settings.max_contexts, settings.max_waiting, settings.max_waiting_tokens),
         speculate=settings.speculate,
         run_ahead=device.type == "cuda",

@@ -68,6 +68,11 @@ class Holds:
         """Whether there is anything to decide, or a move to end."""
         return bool(self._holds) or self.tiers.is_moving
 
+    @property
+    def must_wait(self) -> bool:
+        """Whether no step may begin before moves have ended."""
+        return self.policy.stalls and self.tiers.is_moving
+
     def wait_seconds(self) -> float:
         """Seconds until a move may have ended."""
         return self.tiers.wait_seconds()
@@ -164,6 +169,8 @@ class Holds:
 
     def _budget(self) -> int:
         """N_i, in blocks: what the link carries during a step beside what is under way (InferCept, section 4.1)."""
+        if self.policy.stalls:
+            return self.tiers.pool.count
         seconds = max(self._running.seconds, _IDLE_STEP_S)
         carried = seconds / self.tiers.seconds_per_block if self.tiers.swapper is not None else 0
         return max(math.ceil(carried) - self.tiers.moving("in") - self.tiers.moving("out"), 0)

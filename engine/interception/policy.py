@@ -90,6 +90,8 @@ class Policy(Protocol):
     name: str
     keeps_arrival: bool
     """Whether a resumed context queues by its first arrival; else behind everybody."""
+    stalls: bool
+    """Whether steps wait for its moves; else moves keep to the budget."""
 
     def decide(self, held: Sequence[Held], load: Load) -> list[Decision]:
         """For the contexts whose layout is to change, in the order in which the budget is to be spent."""
