@@ -17,7 +17,9 @@ from engine import messages as m
 from engine.admission import Admission, Overloaded
 from engine.context import Context
 from engine.generation import Generation
+from engine.interception.accounts import Accounts
 from engine.interception.holds import Holds, Running
+from engine.interception.ledger import Ledger
 from engine.interception.policy import Call
 from engine.model.grammar import GrammarError, PendingMatcher, TooManyGrammars
 from engine.model.sampler import Sampled, SampledToken, TokenCounts, verify
@@ -85,6 +87,8 @@ class EngineCore:
         self._clock = clock
         self._log = log
         self._holds = {i: Holds(model.tiers, model.policy, clock) for i, model in enumerate(self.models)}
+        now, step_time = clock(), scheduler.step_time
+        self._accounts = {i: Accounts(holds, i, step_time, now) for i, holds in self._holds.items()}
         self._starved: dict[int, int] = {}
         self._contexts: dict[int, Context] = {}
         # Those with pending work or a grammar to wait for: idle contexts cost a step nothing.
@@ -363,6 +367,7 @@ class EngineCore:
             self._take_grammars()
         launches, self._ahead = self._ahead, []
         launches = launches or self._launch(self._plan())
+        self._account(launches)
         if self._run_ahead and launches:
             self._ahead = self._launch_ahead(launches)
         for launch in launches:
@@ -370,8 +375,25 @@ class EngineCore:
         if launches:
             self.counters.steps += 1
             self.counters.step_seconds += self._clock() - launches[0].started
+            now = self._clock()
+            for index, accounts in self._accounts.items():
+                accounts.end_step(now, self._active_of(index))
         items, self._items = self._items, []
         return items
+
+    def _account(self, launches: list[Launch]) -> None:
+        now = launches[0].started if launches else self._clock()
+        for index, accounts in self._accounts.items():
+            work = [w for launch in launches if launch.model == index for w in launch.work]
+            accounts.begin_step(now, self._active_of(index), work)
+
+    def _active_of(self, model: int) -> list[Context]:
+        return [context for context in self._active.values() if context.model == model]
+
+    def ledger(self, model: int = 0) -> Ledger:
+        """Where the memory of a model's pool went until now."""
+        self._accounts[model].book(self._clock())
+        return self._accounts[model].ledger
 
     @property
     def _is_grammar_ready(self) -> bool:
@@ -434,7 +456,7 @@ class EngineCore:
 
     def _running(self, index: int) -> Running:
         """What the policy has to know of the contexts of one model that run."""
-        active = [context for context in self._active.values() if context.model == index]
+        active = self._active_of(index)
         decodes = [context for context in active if context.is_decoding]
         context_tokens = sum(context.kv_length for context in decodes)
         seconds = self._scheduler.step_time.predict(index, len(decodes), context_tokens) if decodes else 0.0

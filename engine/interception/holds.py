@@ -69,6 +69,13 @@ class Holds:
         return bool(self._holds) or self.tiers.is_moving
 
     @property
+    def device_blocks(self) -> int:
+        """How many blocks of the device are kept for holds, without those that are shared."""
+        size = self.tiers.pool.block_size
+        tokens = sum(self._layout(hold)[1] for hold in self._holds.values())
+        return -(-tokens // size) + self.tiers.moving("out")
+
+    @property
     def must_wait(self) -> bool:
         """Whether no step may begin before moves have ended."""
         return self.policy.stalls and self.tiers.is_moving
@@ -212,9 +219,7 @@ class Holds:
 
     def _describe(self, hold: _Hold, now: float) -> Held:
         context = hold.context
-        if hold.layout is None or hold.layout[0] != context.kv_length:
-            hold.layout = self._look_up(context)
-        _, device, host, moving = hold.layout
+        _, device, host, moving = self._layout(hold)
         return Held(
             id=context.id,
             arrival=context.arrival,
@@ -225,6 +230,11 @@ class Holds:
             host_tokens=host,
             moving_tokens=moving,
         )
+
+    def _layout(self, hold: _Hold) -> tuple[int, int, int, int]:
+        if hold.layout is None or hold.layout[0] != hold.context.kv_length:
+            hold.layout = self._look_up(hold.context)
+        return hold.layout
 
     def _look_up(self, context: Context) -> tuple[int, int, int, int]:
         size = self.tiers.pool.block_size
