@@ -11,7 +11,7 @@ import math
 import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from engine import messages as m
 from engine.admission import Admission, Overloaded
@@ -671,7 +671,16 @@ class EngineCore:
             swapped_out_tokens=counters.swapped_out_tokens,
             swapped_in_tokens=counters.swapped_in_tokens,
             blocks_host=sum(model.pool.host.count - model.pool.host.free_count for model in self.models),
+            memory=self._memory(),
         )
+
+    def _memory(self) -> dict[str, float]:
+        """Token-seconds by cause, over all models."""
+        memory: dict[str, float] = {}
+        for model in self._accounts:
+            for cause, amount in asdict(self.ledger(model)).items():
+                memory[cause] = memory.get(cause, 0.0) + amount
+        return memory
 
     def check_integrity(self) -> None:
         """Asserts that every block is free, cached for its text, or held by exactly the contexts that refer to it."""
