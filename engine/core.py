@@ -329,6 +329,8 @@ class EngineCore:
         holds.end(context, returned=True)
         context.held = False
         context.absorb()
+        if context.generation is not None:
+            context.generation.lost_kv = context.kv_length < context.computed - 1
         if not holds.policy.keeps_arrival:
             self._arrivals += 1
             context.arrival = self._arrivals
@@ -478,10 +480,18 @@ class EngineCore:
             work = [w for w in plan.work if w.context.model == index]
             if work:
                 for w in work:
-                    if w.context.generation is not None and not w.context.generation.first_scheduled_at:
-                        w.context.generation.first_scheduled_at = now
+                    self._note_first(w.context, now)
                 launches.append(self._launch_one(index, work, None))
         return [launch for launch in launches if launch is not None]
+
+    def _note_first(self, context: Context, now: float) -> None:
+        """What is said of a generation's first step."""
+        generation = context.generation
+        if generation is None or generation.first_scheduled_at:
+            return
+        generation.first_scheduled_at = now
+        if generation.lost_kv:
+            self._holds[context.model].waited(now - generation.received_at)
 
     def _launch_one(self, index: int, work: list[Work], after: Sampled | None) -> Launch | None:
         started = self._clock()

@@ -20,7 +20,8 @@ class Generation:
 
     `ready` is False while its grammar is compiled: until then the last token is not computed, so nothing is sampled.
     `proposal` is a guessed continuation to be verified in the next step; `drafted_tokens` counts all tokens so
-    proposed and computed, `accepted_tokens` those that came true.
+    proposed and computed, `accepted_tokens` those that came true. `lost_kv`: it goes on after a hold during which some
+    of its KV was given up or moved.
     """
 
     id: int
@@ -40,6 +41,7 @@ class Generation:
     accepted_tokens: int = 0
     first_scheduled_at: float = 0.0
     first_token_at: float = 0.0
+    lost_kv: bool = False
 
     @property
     def ready(self) -> bool:
