@@ -209,8 +209,8 @@ class Host:
 def _numbers(stats: object) -> dict[str, float]:
     if stats is None:
         return {}
-    names = getattr(stats, "__struct_fields__", ())
-    return {name: float(getattr(stats, name)) for name in names}
+    fields = ((name, getattr(stats, name)) for name in getattr(stats, "__struct_fields__", ()))
+    return {name: float(value) for name, value in fields if isinstance(value, int | float)}
 
 
 async def serve(settings: RealtimeSettings) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from engine.messages import Stats
+from engine.messages import Stats, ToolAck
 from realtime.messages import TurnRecord
 
 # Typed input is answered in milliseconds: buckets start well below those of request-response servers.
@@ -20,6 +20,9 @@ _ENGINE_COUNTERS = {
     "drafted_tokens": ("midstream_drafted_tokens", "Guessed tokens that were verified."),
     "accepted_tokens": ("midstream_accepted_tokens", "Guessed tokens that were right."),
     "preemptions": ("midstream_preemptions", "Contexts that had to give their KV blocks back."),
+    "recomputed_tokens": ("midstream_recomputed_tokens", "Tokens whose KV was dropped and computed again."),
+    "swapped_out_tokens": ("midstream_swapped_out_tokens", "Tokens whose KV was moved to host memory."),
+    "swapped_in_tokens": ("midstream_swapped_in_tokens", "Tokens whose KV was moved back to the device."),
 }
 
 
@@ -30,14 +33,20 @@ class _EngineCounters:
         self._counters = {
             field: Counter(name, text, ("node",), registry=registry) for field, (name, text) in _ENGINE_COUNTERS.items()
         }
+        self._memory = Counter(
+            "midstream_kv_token_seconds", "KV memory times time, by cause.", ("node", "cause"), registry=registry
+        )
         self._seen: dict[str, float] = {}
 
     def update(self, node: str, stats: Stats) -> None:
         for field, counter in self._counters.items():
-            value = float(getattr(stats, field))
-            seen = self._seen.get(field, 0.0)
-            counter.labels(node).inc(value - seen if value >= seen else value)
-            self._seen[field] = value
+            counter.labels(node).inc(self._growth(field, float(getattr(stats, field))))
+        for cause, amount in stats.memory.items():
+            self._memory.labels(node, cause).inc(self._growth(f"memory {cause}", amount))
+
+    def _growth(self, name: str, value: float) -> float:
+        seen, self._seen[name] = self._seen.get(name, 0.0), value
+        return value - seen if value >= seen else value
 
 
 class TurnMetrics:
@@ -84,6 +93,12 @@ class TurnMetrics:
             buckets=BUCKETS,
             registry=self.registry,
         )
+        self._hints = Counter(
+            "midstream_tool_hints",
+            "What the engine was told of running calls, by its answer.",
+            ("node", "state", "outcome"),
+            registry=self.registry,
+        )
         self._blocks = Gauge("midstream_kv_blocks", "KV blocks by state.", ("node", "state"), registry=self.registry)
         self._requests = Gauge(
             "midstream_contexts", "Contexts with work, by state.", ("node", "state"), registry=self.registry
@@ -110,6 +125,9 @@ class TurnMetrics:
     def tool(self, name: str, outcome: str, seconds: float) -> None:
         self._tool_wait.labels(self._node, name, outcome).observe(seconds)
 
+    def hint(self, ack: ToolAck) -> None:
+        self._hints.labels(self._node, ack.state, ack.outcome).inc()
+
     def gauges(self, stats: Stats | None, sessions: int) -> bytes:
         """Sets the gauges and returns the whole exposition text."""
         node = self._node
@@ -117,7 +135,7 @@ class TurnMetrics:
         self._engine_up.labels(node).set(stats is not None)
         if stats is not None:
             self._blocks.labels(node, "free").set(stats.blocks_free - stats.blocks_cached)
-            for state in ("cached", "running", "idle", "held"):
+            for state in ("cached", "running", "idle", "held", "host"):
                 self._blocks.labels(node, state).set(getattr(stats, f"blocks_{state}"))
             self._engine.update(node, stats)
             self._requests.labels(node, "running").set(stats.running)
