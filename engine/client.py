@@ -83,6 +83,10 @@ class ContextHandle:
 
     All verbs raise `EngineLost` after the connection died and `EngineError` when the engine would refuse or has
     refused an earlier command of this context.
+
+    `kv_tokens` and `host_tokens` have their KV on the device and in host memory: never fewer than there are, and exact
+    after every token and every prefill of a context without gaps. The engine tells of moves in whole blocks, the last
+    of which may be partly used, and not of blocks that an edit frees.
     """
 
     def __init__(self, client: EngineClient, context_id: int, priority: m.Priority, model: int) -> None:
@@ -90,9 +94,11 @@ class ContextHandle:
         self.model = model
         self.tokens: list[int] = []
         self.kv_tokens = 0
+        self.host_tokens = 0
         self.held = False
         self.on_prefilled: Callable[[m.Prefilled], None] | None = None
         self.on_kv_moved: Callable[[m.KvMoved], None] | None = None
+        self.on_tool_ack: Callable[[m.ToolAck], None] | None = None
         self._client = client
         self._priority: m.Priority = priority
         self._generation: Generation | None = None
@@ -146,12 +152,18 @@ class ContextHandle:
         self._generation = None
         del self.tokens[length:]
         self.kv_tokens = min(self.kv_tokens, length)
+        self.host_tokens = min(self.host_tokens, length)
 
-    def sync(self, tokens: Sequence[int]) -> int:
-        """Makes the context hold exactly `tokens`, keeping the common prefix; returns that prefix's length."""
+    def keep(self, tokens: Sequence[int]) -> int:
+        """Forgets all but the common prefix with `tokens`, cancelling a running generation; returns its length."""
         common = _common_prefix(self.tokens, tokens)
         if common < len(self.tokens) or self._generation is not None:
             self.truncate(common)
+        return common
+
+    def sync(self, tokens: Sequence[int]) -> int:
+        """Makes the context hold exactly `tokens`, keeping the common prefix; returns that prefix's length."""
+        common = self.keep(tokens)
         self.append(tokens[common:])
         return common
 
@@ -166,12 +178,24 @@ class ContextHandle:
             child.truncate(len(child.tokens))
         return child
 
-    def hold(self, reason: m.HoldReason, expected_s: float | None = None) -> None:
-        """Stops generating and keeps a soft claim on the KV for about `expected_s` seconds."""
+    def hold(
+        self,
+        reason: m.HoldReason,
+        *,
+        call: str = "",
+        tool: str = "",
+        argument_class: str = "",
+        expected_s: float | None = None,
+    ) -> None:
+        """Stops generating and keeps a soft claim on the KV for about `expected_s` seconds; see `messages.Hold`."""
         if self._generation is not None:
             self.cancel()
-        self._send(m.Hold(self.id, reason, expected_s))
+        self._send(m.Hold(self.id, reason, expected_s, call, tool, argument_class))
         self.held = True
+
+    def tool_event(self, call: str, state: m.ToolState, expected_s: float | None = None) -> None:
+        """A hint about the call that it is held for; see `messages.ToolEvent`. `on_tool_ack` hears the answer."""
+        self._send(m.ToolEvent(self.id, call, state, expected_s))
 
     def resume(self, tokens: Sequence[int], params: m.GenerateParams | None = None) -> Generation | None:
         """Ends a hold: appends `tokens` and, with `params`, generates in the original arrival order."""
@@ -217,20 +241,45 @@ class ContextHandle:
             case m.Tokens(generation=generation_id, tokens=tokens):
                 if self._generation is not None and self._generation.id == generation_id:
                     self.tokens += tokens
-                    self.kv_tokens = len(self.tokens) - 1
+                    self.kv_tokens, self.host_tokens = len(self.tokens) - 1, 0
             case m.Finished(generation=generation_id):
                 if self._generation is not None and self._generation.id == generation_id:
                     self._generation = None
             case m.Prefilled(kv_tokens=kv_tokens):
                 self.kv_tokens = min(kv_tokens, len(self.tokens))
+                self.host_tokens = min(self.host_tokens, len(self.tokens) - self.kv_tokens)
                 if self.on_prefilled is not None:
                     self.on_prefilled(item)
-            case m.KvMoved(location=location, tokens=tokens):
-                self.kv_tokens = min(tokens, len(self.tokens)) if location == "device" else 0
+            case m.KvMoved():
+                self._move_kv(item)
                 if self.on_kv_moved is not None:
                     self.on_kv_moved(item)
+            case m.ToolAck():
+                if self.on_tool_ack is not None:
+                    self.on_tool_ack(item)
             case m.Failed(generation=generation_id, code=code, message=message):
                 self._refused(generation_id, EngineError(code, message))
+
+    def _move_kv(self, item: m.KvMoved) -> None:
+        match item.decision:
+            case "preserve":
+                self.kv_tokens = min(item.tokens, len(self.tokens))
+            case "restore":
+                self.kv_tokens = min(self.kv_tokens + item.tokens, len(self.tokens))
+                self.host_tokens = self._without(self.host_tokens, item.tokens)
+            case "swap":
+                self.kv_tokens = self._without(self.kv_tokens, item.tokens)
+                self.host_tokens = min(self.host_tokens + item.tokens, len(self.tokens))
+            case "discard":
+                elsewhere = max(item.tokens - self.kv_tokens, 0)
+                self.kv_tokens = self._without(self.kv_tokens, item.tokens)
+                self.host_tokens = self._without(self.host_tokens, elsewhere)
+
+    def _without(self, tokens: int, gone: int) -> int:
+        """What is left when the blocks of `gone` tokens have left those of `tokens`."""
+        size = self._client.ready.models[self.model].block_size
+        left = -(-tokens // size) - -(-gone // size)
+        return max(min(tokens, left * size), 0)
 
     def _refused(self, generation_id: int, error: EngineError) -> None:
         """A refused generation leaves the mirror right; any other refusal means that it no longer is."""

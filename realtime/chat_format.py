@@ -102,6 +102,13 @@ class ChatFormat:
         opening, closing = self._tool_turn
         return self._fixed(opening) + self.text(text) + self._fixed(closing)
 
+    def partial_result(self) -> tuple[list[int], str]:
+        """What stands before a tool's output in `tool_result`: tokens, and text that is tokenised with the output."""
+        if self._tool_turn is not None:
+            return self._fixed(self._tool_turn[0]), ""
+        content = tool_response(_RESULT) if self._native_tools else told_result(_RESULT)
+        return self.user_open, content.partition(_RESULT)[0]
+
     def forced_call_prefix(self, name: str) -> list[int]:
         """The beginning of an answer that calls `name`, up to the arguments; after them comes `forced_call_suffix`."""
         return self._fixed(call_prefix(name))

@@ -32,9 +32,7 @@ from realtime.messages import (
     Completion,
     Detach,
     InboxMessage,
-    ToolProgress,
-    ToolResult,
-    ToolStarted,
+    ToolMessage,
 )
 from realtime.node import Node
 from realtime.presence import Absences
@@ -127,7 +125,7 @@ class Host:
             self._completions.start(message)
         elif isinstance(message, CancelCompletion):
             self._completions.cancel(message)
-        elif isinstance(message, ToolStarted | ToolProgress | ToolResult):
+        elif isinstance(message, ToolMessage):
             self.node.tools.on_message(message)
         self.acknowledge([entry_id])
 

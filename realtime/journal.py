@@ -13,7 +13,6 @@ from typing import Any
 import msgspec
 from redis.asyncio.client import Pipeline
 
-from engine.messages import KvLocation
 from realtime import event_log, keys, store
 from realtime.conversation import Item
 from realtime.ids import server_event
@@ -132,8 +131,8 @@ class Journal:
         self._write(lambda pipeline: pipeline.sadd(key, session) if active else pipeline.srem(key, session))
         self.save_record()
 
-    def save_kv(self, location: KvLocation, tokens: int, decision: str, reason: str) -> None:
-        """Where the session's KV is now."""
+    def save_kv(self, location: str, tokens: int, decision: str, reason: str) -> None:
+        """Where the session's KV is now; see `store.KvRecord`."""
         client = self._node.link.current
         if client is None:
             return

@@ -82,6 +82,16 @@ class ToolProgress(msgspec.Struct, tag="tool_progress"):
     message: str = ""
 
 
+class ToolPartial(msgspec.Struct, tag="tool_partial"):
+    """A piece of the output of a tool that still runs, which begins `start` characters into the output. Only a guess
+    at the result: a run that begins anew begins at 0 again."""
+
+    call: str
+    attempt: int
+    start: int
+    text: str
+
+
 class ToolResult(msgspec.Struct, tag="tool_result"):
     """First result of a call wins; `error` is empty on success."""
 
@@ -93,7 +103,8 @@ class ToolResult(msgspec.Struct, tag="tool_result"):
     finished_at: float
 
 
-InboxMessage = Attach | Detach | ClientEvent | Completion | CancelCompletion | ToolStarted | ToolProgress | ToolResult
+ToolMessage = ToolStarted | ToolProgress | ToolPartial | ToolResult
+InboxMessage = Attach | Detach | ClientEvent | Completion | CancelCompletion | ToolMessage
 
 # To a web process
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 from engine.client import ContextHandle, EngineError, EngineLost
-from engine.messages import KvMoved, Prefilled
+from engine.messages import KvMoved, Prefilled, ToolState
 from realtime.journal import Journal
 from realtime.node import Node
 
@@ -25,6 +25,7 @@ class SessionContext:
         self._on_prefilled = on_prefilled
         self._handle: ContextHandle | None = None
         self._payer = next(self._payers)
+        self._held_tokens = 0
 
     @property
     def now(self) -> ContextHandle | None:
@@ -39,6 +40,7 @@ class SessionContext:
                 return None
             self._handle.on_prefilled = self._on_prefilled
             self._handle.on_kv_moved = self._on_kv_moved
+            self._handle.on_tool_ack = self._node.metrics.hint
         return self._handle
 
     async def wait(self) -> ContextHandle:
@@ -49,10 +51,26 @@ class SessionContext:
             await asyncio.sleep(0.01)
         return handle
 
-    def hold(self, handle: ContextHandle, expected_s: float | None) -> None:
-        """Keeps the KV of a turn that waits for a tool."""
-        handle.hold("tool", expected_s)
-        self._journal.save_kv("device", handle.kv_tokens, "preserve", "tool")
+    def hold(
+        self, handle: ContextHandle, *, call: str, tool: str, argument_class: str, expected_s: float | None
+    ) -> None:
+        """Keeps the KV of a turn that waits for a tool; one that it waited for before is over."""
+        if handle.held:
+            handle.resume([])
+        handle.hold("tool", call=call, tool=tool, argument_class=argument_class, expected_s=expected_s)
+        self._held_tokens = 0
+        self._save(handle, "preserve", "tool")
+
+    def hint(self, handle: ContextHandle, call: str, state: ToolState, expected_s: float | None = None) -> None:
+        """Tells the engine of a call; whether it listens makes no difference here."""
+        with contextlib.suppress(EngineLost, EngineError):
+            handle.tool_event(call, state, expected_s)
+
+    def read_ahead(self, handle: ContextHandle, tokens: list[int]) -> None:
+        """Lets a held context have the tokens that it will probably need."""
+        if handle.held:
+            with contextlib.suppress(EngineLost, EngineError):
+                handle.sync(tokens[: self._node.max_context - 1])
 
     def stop(self) -> None:
         """Ends whatever runs in the context and lets background work have it."""
@@ -83,10 +101,31 @@ class SessionContext:
     def record(self, reason: str) -> None:
         """Tells Redis where the KV is while nothing holds it."""
         if self._handle is not None:
-            self._journal.save_kv("device", self._handle.kv_tokens, "", reason)
+            self._held_tokens = 0
+            self._save(self._handle, "", reason)
 
     def _on_kv_moved(self, item: KvMoved) -> None:
-        self._journal.save_kv(item.location, item.tokens, item.decision, item.reason)
-        state = "preserved" if item.decision == "preserve" else "discarded"
-        fields = {"state": state, "reason": item.reason, "tokens": item.tokens, "bytes": item.bytes}
+        if self._handle is None:
+            return
+        if item.decision == "preserve":
+            self._held_tokens = self._handle.kv_tokens
+        self._save(self._handle, item.decision, item.reason)
+        fields = {"state": _STATES[item.decision], "reason": item.reason, "tokens": item.tokens, "bytes": item.bytes}
         self._journal.emit_extension("midstream.kv.state", **fields)
+
+    def _save(self, handle: ContextHandle, decision: str, reason: str) -> None:
+        location, tokens = self._whereabouts(handle)
+        self._journal.save_kv(location, tokens, decision, reason)
+
+    def _whereabouts(self, handle: ContextHandle) -> tuple[str, int]:
+        """Where the KV is, and of how many tokens; `partial`: in two places, or not all of what was held is left."""
+        device, host = handle.kv_tokens, handle.host_tokens
+        tokens = min(device + host, len(handle.tokens))
+        if not tokens:
+            return "none", 0
+        if device and host or tokens < self._held_tokens:
+            return "partial", tokens
+        return ("host" if host else "device"), tokens
+
+
+_STATES = {"preserve": "preserved", "swap": "swapped", "discard": "discarded", "restore": "restored"}

@@ -69,7 +69,8 @@ async def load_items(client: redis.asyncio.Redis, session: str) -> list[bytes]:
 
 
 class KvRecord(msgspec.Struct):
-    """Where a session's KV is: `location` device or none; `decision` preserve, discard or "" while nothing holds it."""
+    """Where a session's KV is: `location` device, host, none, or partial (in two places, or some of it is gone), and
+    of how many `tokens`; the last `decision`: preserve, swap, discard, restore, or "" while nothing holds it."""
 
     node: str
     epoch: str

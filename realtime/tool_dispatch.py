@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +14,7 @@ import redis.asyncio
 from kombu.exceptions import OperationalError
 
 from realtime import keys
-from realtime.messages import ToolJob, ToolProgress, ToolResult, ToolStarted
+from realtime.messages import ToolJob, ToolMessage, ToolProgress, ToolResult, ToolStarted
 from realtime.publisher import Publisher
 from realtime.settings import RealtimeSettings
 from realtime.tool_queue import ToolQueue
@@ -25,16 +26,17 @@ RECORD_TTL_S = 3600
 WORKER_CHECK_S = 1.0
 MAX_ATTEMPTS = 2
 
-Progress = Callable[[ToolProgress], None]
+Listener = Callable[[ToolMessage], None]
 
 
 class _Call:
     """A call in flight: what the inbox has said of it so far."""
 
-    def __init__(self, on_progress: Progress) -> None:
-        self.on_progress = on_progress
+    def __init__(self, listener: Listener) -> None:
+        self.listener = listener
         self.attempt = 1
         self.worker = ""
+        self.progress = -math.inf
         self.result: asyncio.Future[ToolResult] = asyncio.get_running_loop().create_future()
 
 
@@ -48,10 +50,13 @@ class ToolDispatch:
         self._queue = ToolQueue(settings.redis_url)
         self._calls: dict[str, _Call] = {}
 
-    async def run(self, session: str, call_id: str, tool: ServerTool, arguments: str, progress: Progress) -> ToolResult:
+    async def run(self, session: str, call_id: str, tool: ServerTool, arguments: str, listener: Listener) -> ToolResult:
         """The result, always: a hung, lost or unreachable worker gives a `ToolResult` with an error. When the caller is
-        cancelled the worker is told, and whatever it still sends is ignored."""
-        call = self._calls[call_id] = _Call(progress)
+        cancelled the worker is told, and whatever it still sends is ignored.
+
+        `listener` hears what the worker says, the result included, as it arrives: progress only grows, nothing comes
+        after the result or from an attempt that was given up."""
+        call = self._calls[call_id] = _Call(listener)
         try:
             return await self._attempts(session, call_id, call, tool, arguments)
         except asyncio.CancelledError:
@@ -60,17 +65,23 @@ class ToolDispatch:
         finally:
             del self._calls[call_id]
 
-    def on_message(self, message: ToolStarted | ToolProgress | ToolResult) -> None:
-        """Ignores messages of unknown calls (cancelled, timed out, of an earlier process) and of given-up attempts."""
+    def on_message(self, message: ToolMessage) -> None:
+        """Ignores messages of unknown calls (cancelled, timed out, of an earlier process), of calls that are over and
+        of given-up attempts."""
         call = self._calls.get(message.call)
-        if call is None or message.attempt != call.attempt and not isinstance(message, ToolResult):
+        if call is None or call.result.done():
+            return
+        if message.attempt != call.attempt and not isinstance(message, ToolResult):
             return
         if isinstance(message, ToolStarted):
             call.worker = message.worker
         elif isinstance(message, ToolProgress):
-            call.on_progress(message)
-        elif not call.result.done():
+            if not message.progress > call.progress:
+                return
+            call.progress = message.progress
+        elif isinstance(message, ToolResult):
             call.result.set_result(message)
+        call.listener(message)
 
     async def _attempts(self, session: str, call_id: str, call: _Call, tool: ServerTool, arguments: str) -> ToolResult:
         while True:
@@ -80,7 +91,7 @@ class ToolDispatch:
                 return result
             if not tool.idempotent or call.attempt >= MAX_ATTEMPTS:
                 return _failure(call_id, call, "the worker running this tool was lost")
-            call.attempt, call.worker = call.attempt + 1, ""
+            call.attempt, call.worker, call.progress = call.attempt + 1, "", -math.inf
             log.warning("call %s: worker lost, attempt %d", call_id, call.attempt)
 
     async def _send(

@@ -5,6 +5,8 @@ How they do their work is in `workers/`; the host never imports that.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,13 +15,28 @@ SERVER_LABEL = "midstream"
 
 @dataclass(frozen=True)
 class ServerTool:
-    """`parameters` is a JSON schema. An `idempotent` tool may be run again when its worker died."""
+    """`parameters` is a JSON schema. An `idempotent` tool may be run again when its worker died. `estimate` says how
+    many seconds a call with these (unchecked) arguments will last, where that can be said."""
 
     name: str
     description: str
     parameters: dict[str, Any]
     idempotent: bool
     time_limit_s: float
+    estimate: Callable[[dict[str, Any]], float | None] = lambda arguments: None
+
+    def expected_s(self, arguments: str) -> float | None:
+        """How long a call with these arguments (JSON) will last; None: nobody knows."""
+        try:
+            decoded = json.loads(arguments)
+            return self.estimate(decoded) if isinstance(decoded, dict) else None
+        except (ValueError, RecursionError):
+            return None
+
+
+def _seconds(arguments: dict[str, Any]) -> float | None:
+    seconds = arguments.get("seconds")
+    return float(min(max(0, seconds), 60)) if isinstance(seconds, int | float) else None
 
 
 CALCULATOR = ServerTool(
@@ -55,6 +72,7 @@ WAIT = ServerTool(
     },
     idempotent=True,
     time_limit_s=65.0,
+    estimate=_seconds,
 )
 
 SERVER_TOOLS: dict[str, ServerTool] = {tool.name: tool for tool in (CALCULATOR, WAIT)}

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from engine.client import ContextHandle, EngineError, EngineLost
 from engine.messages import GenerateParams, Grammar
+from realtime.held_call import HeldCall
 from realtime.hermes import call_object_prefix, call_schema
 from realtime.ids import new_id
-from realtime.messages import ToolProgress
+from realtime.messages import ToolResult
 from realtime.reasoning import ReasoningFilter
 from realtime.response import Event, Response
 from realtime.session_config import SessionConfig
@@ -234,8 +235,10 @@ class Turn:
         context.priority = "foreground"
         self.trace.asked()
         if held is context:
+            # What was read ahead of the result may have been a wrong guess.
+            known = context.keep(self.tokens)
             self.usage.began(len(self.tokens), context.kv_tokens)
-            generation = context.resume(self.tokens[len(context.tokens) :], params)
+            generation = context.resume(self.tokens[known:], params)
         else:
             context.sync(self.tokens)
             self.usage.began(len(self.tokens), context.kv_tokens)
@@ -281,13 +284,12 @@ class Turn:
         self._emit(self.response.call_arguments(call.arguments))
         self._emit(self.response.call_arguments_done())
         self._emit(self.response.call_in_progress())
-        item_id = self.response.call["id"]
         started = time.time()
         self._holding = context
-        self._actor.context.hold(context, expected_s=None)
-        result = await self._node.tools.run(
-            self._actor.session_id, new_id("call_"), tool, call.arguments, lambda step: self._progress(item_id, step)
+        held = HeldCall(
+            self._actor, context, list(self.tokens), new_id("call_"), self.response.call["id"], tool, call.arguments
         )
+        result = await self._run_held(held)
         self.trace.tool(started, result)
         self._node.metrics.tool(call.name, "failed" if result.error else "completed", time.time() - started)
         if result.error:
@@ -296,10 +298,18 @@ class Turn:
         self._emit(self.response.close_call(output=result.output))
         return result.output
 
-    def _progress(self, item_id: str, step: ToolProgress) -> None:
-        self._actor.journal.emit_extension(
-            "midstream.tool.progress", item_id=item_id, progress=step.progress, total=step.total, message=step.message
-        )
+    async def _run_held(self, held: HeldCall) -> ToolResult:
+        """The result of the tool, while the context is held for it."""
+        held.begin()
+        try:
+            result = await self._node.tools.run(
+                self._actor.session_id, held.call_id, held.tool, held.arguments, held.hear
+            )
+        except asyncio.CancelledError:
+            held.cancel()
+            raise
+        held.end(result)
+        return result
 
     # The end
 

@@ -15,8 +15,9 @@ from jsonschema.exceptions import best_match
 
 from realtime import keys
 from realtime.inbox import post_sync
-from realtime.messages import InboxMessage, ToolJob, ToolProgress, ToolResult, ToolStarted
+from realtime.messages import InboxMessage, ToolJob, ToolPartial, ToolProgress, ToolResult, ToolStarted
 from workers.call_record import CallRecord, Claimed, Holder, Result
+from workers.partial_output import PartialOutput
 from workers.registry import TOOLS, Tool
 from workers.time_limit import TimeLimitExceeded, time_limit
 from workers.tool import ToolContext, ToolError
@@ -81,8 +82,9 @@ class Execution:
             tool, arguments = check(self._job)
             if self._cancelled():
                 raise ToolError("cancelled")
+            context = ToolContext(self._progress, self._cancelled, PartialOutput(self._partial).add)
             with time_limit(tool.spec.time_limit_s):
-                return tool.run(arguments, ToolContext(self._progress, self._cancelled)), ""
+                return tool.run(arguments, context), ""
         except ToolError as error:
             return "", str(error) or "the tool failed"
         except TimeLimitExceeded:
@@ -112,13 +114,17 @@ class Execution:
         _patiently(lambda: post_sync(self._client, self._job.node, message))
 
     def _progress(self, progress: float, total: float | None, message: str) -> None:
-        # A lost progress report is not worth failing the call for.
+        self._post_once(ToolProgress(self._job.call, self._job.attempt, progress, total, message))
+
+    def _partial(self, start: int, text: str) -> None:
+        self._post_once(ToolPartial(self._job.call, self._job.attempt, start, text))
+
+    def _post_once(self, message: InboxMessage) -> None:
+        # A lost report is not worth failing the call for.
         try:
-            post_sync(
-                self._client, self._job.node, ToolProgress(self._job.call, self._job.attempt, progress, total, message)
-            )
+            post_sync(self._client, self._job.node, message)
         except redis.RedisError:
-            log.warning("progress of call %s was not delivered", self._job.call)
+            log.warning("a report of call %s was not delivered", self._job.call)
 
     def _cancelled(self) -> bool:
         try:

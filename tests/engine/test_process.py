@@ -181,7 +181,7 @@ async def test_hold_and_resume(client: EngineClient, tiny_reference: Any) -> Non
     await collect(handle.generate(m.GenerateParams(5)))
     moved: list[m.KvMoved] = []
     handle.on_kv_moved = moved.append
-    handle.hold("tool", 1.0)
+    handle.hold("tool", expected_s=1.0)
     resumed = handle.resume([7, 8], m.GenerateParams(5))
     assert resumed is not None
     prompt = handle.tokens[:]

@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from realtime import keys, tool_dispatch
-from realtime.messages import ToolProgress, ToolResult, ToolStarted
+from realtime.messages import ToolMessage, ToolPartial, ToolProgress, ToolResult, ToolStarted
 from realtime.publisher import Publisher
 from realtime.redis_connection import connect
 from realtime.settings import RealtimeSettings
@@ -29,12 +29,14 @@ class Bench:
         self.dispatch = dispatch
         self.client = client
         self.flush = flush
-        self.progress: list[float] = []
+        self.heard: list[ToolMessage] = []
 
     def call(self, tool: ServerTool = CALCULATOR) -> asyncio.Task[ToolResult]:
         self.queue().flushdb()
-        running = self.dispatch.run("s", "call_1", tool, "{}", lambda step: self.progress.append(step.progress))
-        return asyncio.create_task(running)
+        return asyncio.create_task(self.dispatch.run("s", "call_1", tool, "{}", self._hear))
+
+    def _hear(self, message: ToolMessage) -> None:
+        self.heard.append(message)
 
     async def dispatched(self) -> None:
         """The job is in the queue."""
@@ -80,7 +82,7 @@ async def test_the_result_of_the_worker_comes_back(bench: Bench) -> None:
     bench.dispatch.on_message(result())
     bench.dispatch.on_message(result(output="late and ignored"))
     assert (await running).output == "4"
-    assert bench.progress == [0.5]
+    assert bench.heard == [ToolProgress("call_1", 1, 0.5), result()]
     await bench.flush()
     assert bench.record()[b"name"] == b"calculator"
 
@@ -100,9 +102,30 @@ async def test_a_repeatable_call_is_sent_again_when_its_worker_is_gone(bench: Be
     bench.dispatch.on_message(ToolStarted("call_1", 1, "gone"))
     await until(lambda: bench.record().get(b"attempt_sent") == b"2")
     bench.dispatch.on_message(ToolProgress("call_1", 1, 0.9))
+    bench.dispatch.on_message(ToolPartial("call_1", 1, 0, "of the lost attempt"))
     bench.dispatch.on_message(result(attempt=2))
     assert (await running).attempt == 2
-    assert bench.progress == []
+    assert bench.heard == [ToolStarted("call_1", 1, "gone"), result(attempt=2)]
+
+
+async def test_progress_only_grows_and_stops_at_the_result(bench: Bench) -> None:
+    running = bench.call()
+    await bench.dispatched()
+    for progress in (0.2, 0.2, 0.1, float("nan"), 0.3):
+        bench.dispatch.on_message(ToolProgress("call_1", 1, progress))
+    bench.dispatch.on_message(result())
+    bench.dispatch.on_message(ToolProgress("call_1", 1, 0.4))
+    await running
+    assert [message.progress for message in bench.heard if isinstance(message, ToolProgress)] == [0.2, 0.3]
+
+
+async def test_a_result_is_heard_before_anybody_who_waits_for_it_goes_on(bench: Bench) -> None:
+    running = bench.call()
+    await bench.dispatched()
+    bench.dispatch.on_message(result())
+    assert bench.heard == [result()]
+    assert not running.done()
+    await running
 
 
 async def test_any_other_call_fails_when_its_worker_is_gone(bench: Bench) -> None:

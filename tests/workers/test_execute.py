@@ -12,7 +12,7 @@ import redis
 
 from realtime import keys
 from realtime.inbox import FIELD
-from realtime.messages import InboxMessage, ToolJob, ToolProgress, ToolResult, ToolStarted, decode_inbox
+from realtime.messages import InboxMessage, ToolJob, ToolPartial, ToolProgress, ToolResult, ToolStarted, decode_inbox
 from workers.call_record import MAX_OUTPUT_BYTES, TRUNCATION_MARK, CallRecord, Claimed, Holder, truncate
 from workers.execute import MAX_RUNS, Execution
 from workers.registry import TOOLS, Tool
@@ -182,6 +182,17 @@ def test_progress_is_reported_and_cancel_is_seen(client: redis.Redis, monkeypatc
     assert progress == ToolProgress("call_1", 1, 1.0, 2.0, "half")
     assert isinstance(result, ToolResult)
     assert result.output == "true"
+
+
+def test_output_is_posted_while_the_tool_runs(client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    def streaming(arguments: dict[str, Any], context: ToolContext) -> str:
+        context.partial("4")
+        assert inbox(client)[-1] == ToolPartial("call_1", 1, 0, "4")
+        return "42"
+
+    use_tool(monkeypatch, streaming)
+    run(client)
+    assert results(client)[0].output == "42"
 
 
 def test_a_long_output_is_cut_and_marked(client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
