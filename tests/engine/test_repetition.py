@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from engine.repetition import Repetition
@@ -15,9 +15,14 @@ FEW = 8
 def searched(text: list[int], tail: list[int], places: range) -> list[tuple[int, int]]:
     """(Length of the match, place) of the last few places in `places` that follow the last two tokens of `tail`."""
     found = [place for place in places if text[place - 2 : place] == tail[-2:]][-FEW:]
-    return [(next(n for n in (4, 3, 2) if text[max(p - n, 0) : p] == tail[-n:]), p) for p in found]
+    return [(next(n for n in (4, 3, 2) if _is_match(text, p, tail, n)), p) for p in found]
 
 
+def _is_match(text: list[int], place: int, tail: list[int], length: int) -> bool:
+    return min(place, len(tail)) >= length and text[place - length : place] == tail[-length:]
+
+
+@example([0, 0, 0, 0], 0, [0, 0])
 @given(TEXT, st.integers(0, 40), TEXT.filter(lambda tail: len(tail) >= 2))
 def test_it_finds_what_a_search_finds(text: list[int], given: int, tail: list[int]) -> None:
     """However much of the text was there at first; the longest match, then the last."""
