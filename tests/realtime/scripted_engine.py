@@ -47,6 +47,7 @@ class ScriptedEngine:
     prompts: list[list[int]] = field(default_factory=list)
     contexts: dict[int, list[int]] = field(default_factory=dict)
     running: dict[int, int] = field(default_factory=dict)
+    writer: asyncio.StreamWriter | None = None
     _obeyed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     async def until(self, condition: Callable[[], bool]) -> None:
@@ -55,6 +56,7 @@ class ScriptedEngine:
             await self._obeyed.wait_for(condition)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.writer = writer
         writer.write(m.encode_output(m.Ready("epoch", "cpu", "float32", [MODEL])))
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
             while True:
@@ -65,6 +67,11 @@ class ScriptedEngine:
                 async with self._obeyed:
                     self._obeyed.notify_all()
         writer.close()
+
+    def emit(self, item: m.Item) -> None:
+        """Says something unasked."""
+        assert self.writer is not None
+        self.writer.write(m.encode_output(m.Step(0.0, 0.0, [item])))
 
     def of_kind(self, kind: type[m.Command]) -> list[Any]:
         return [command for command in self.commands if isinstance(command, kind)]
@@ -86,6 +93,11 @@ class ScriptedEngine:
                 items = self._cancel(context)
                 del self.contexts[context][length:]
                 return items
+            case m.Resume(context=context, tokens=tokens, generation=generation, params=params):
+                self.contexts[context] += tokens
+                return self._generate(context, generation, params) if params is not None else []
+            case m.ToolEvent(context=context, call=call, state=state):
+                return [m.ToolAck(context, call, state, "accepted", 200)]
             case m.Close(context=context):
                 self.running.pop(context, None)
                 del self.contexts[context]
