@@ -70,7 +70,8 @@ class NativeCpuRunner:
     """See `Runner`. `dtype`, float32 or bfloat16, is that of products and KV: `weights`' own unless given.
 
     Quantise from the most exact weights there are: where a GGUF file held them in four bits (Q4_1, with an eight-bit
-    head), float32 weights give back the very numbers of the file.
+    head), float32 weights give back the very numbers of the file. From such weights bfloat16 too is kept in four or
+    eight bits, if and only if every number comes back as the bfloat16 it would have been.
     """
 
     name = "native"
@@ -98,7 +99,7 @@ class NativeCpuRunner:
         self._model = _create(self._kernels, config, kv_blocks, dtype, threads)
         self._close = weakref.finalize(self, _destroy, self._kernels, self._model, os.getpid())
         self.kv_planes: Planes = [self._pool()]
-        self._embedding = weights.embedding.contiguous()
+        self._embedding = (weights.embedding if quantisation != "none" else weights.embedding.to(dtype)).contiguous()
         self._kernels.midstream_set_embedding(self._model, self._embedding.data_ptr(), _is_narrow(self._embedding))
         self._pack(weights, quantisation)
 

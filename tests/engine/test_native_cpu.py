@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +176,33 @@ def test_q4_brings_back_weights_that_were_four_bits(real_folder: Path, library: 
         batch = Batch([SequenceInput([token], i, [0], 1)])
         expected, got = exact.run(batch), small.run(batch)
         assert (expected - got).abs().max() < 0.02 * expected.std()
+
+
+def test_bfloat16_weights_that_were_four_bits_are_kept_in_those_and_compute_the_same(
+    real_folder: Path, library: Path
+) -> None:
+    """Bit for bit, for few and for many rows."""
+    logits = []
+    for stored in (torch.float32, torch.bfloat16):
+        weights = load_weights(real_folder, stored, torch.device("cpu"), lambda stage, fraction: None)
+        runner = NativeCpuRunner(weights, 8, 2, "none", library, torch.bfloat16)
+        assert runner.weights == "bf16"
+        batches = [SequenceInput(range(300, 360), 0, range(4), 60), SequenceInput([5], 60, range(4), 1)]
+        logits.append(torch.cat([runner.run(Batch([sequence])).clone() for sequence in batches]))
+    assert torch.equal(*logits)
+
+
+def test_bfloat16_kept_in_four_bits_is_the_same_bfloat16(real_folder: Path, library: Path) -> None:
+    """Float32 weights of the default model are kept smaller, rounded ones as they are: the answers are the same."""
+    exact = load_weights(real_folder, torch.float32, torch.device("cpu"), lambda stage, fraction: None)
+    matrices = ("qkv", "output", "gate_up", "down")
+    layers = [replace(layer, **{name: getattr(layer, name).bfloat16() for name in matrices}) for layer in exact.layers]
+    rounded = replace(exact, layers=layers, head=exact.head.bfloat16(), embedding=exact.embedding.bfloat16())
+    small, plain = (NativeCpuRunner(weights, 8, 2, "none", library, torch.bfloat16) for weights in (exact, rounded))
+    text = [1, 9906, 28, 638, 359, 346, 30, 2683, 506, 314]
+    for first, last in ((0, 1), (1, 3), (3, 10)):
+        batch = Batch([SequenceInput(text[first:last], first, [0], last - first)])
+        assert torch.equal(small.run(batch), plain.run(batch))
 
 
 def test_the_default_model_answers_like_transformers(real_folder: Path, library: Path) -> None:

@@ -8,6 +8,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <new>
 #include <utility>
@@ -67,29 +68,29 @@ struct Q4Tile {
   int32_t words[4][kLanes];
 };
 
+inline Floats inverses(Floats scales) { return scales > 0 ? 1 / scales : Floats{}; }
+
 // w = scale * q with the largest |q| at 127: what GGUF's Q8_0 does, so such weights come back as they were.
 inline void encode(const float* tile, Int8Tile* target) {
-  for (int n = 0; n < kLanes; n++) {
-    float largest = 0;
-    for (int e = n; e < kTile; e += kLanes) largest = std::max(largest, std::fabs(tile[e]));
-    float scale = round_to_half(largest / 127, &target->scale[n]), inverse = scale > 0 ? 1 / scale : 0;
-    for (int e = n; e < kTile; e += kLanes)
-      target->values[e] = static_cast<int8_t>(std::min(std::max(std::nearbyint(tile[e] * inverse), -127.0f), 127.0f));
+  Floats greatest{};
+  for (int e = 0; e < kTile; e += kLanes) greatest = max(greatest, max(load(tile + e), -load(tile + e)));
+  const Floats inverse = inverses(store_half(target->scale, greatest / 127));
+  for (int e = 0; e < kTile; e += kLanes) {
+    Ints q = round_between(load(tile + e) * inverse, -127, 127);
+    *reinterpret_cast<Bytes*>(target->values + e) = __builtin_convertvector(q, Bytes);
   }
 }
 
 // w = scale * q + minimum, q in 0 ... 15: what GGUF's Q4_1 does.
 inline void encode(const float* tile, Q4Tile* target) {
-  std::memset(target->words, 0, sizeof target->words);
-  for (int n = 0; n < kLanes; n++) {
-    float low = tile[n], high = tile[n];
-    for (int e = n; e < kTile; e += kLanes) low = std::min(low, tile[e]), high = std::max(high, tile[e]);
-    float scale = round_to_half((high - low) / 15, &target->scale[n]), inverse = scale > 0 ? 1 / scale : 0;
-    low = round_to_half(low, &target->minimum[n]);
-    for (int v = 0; v < kTileInputs; v++) {
-      float q = std::min(std::max(std::nearbyint((tile[v * kLanes + n] - low) * inverse), 0.0f), 15.0f);
-      target->words[v % 4][n] |= static_cast<int32_t>(static_cast<uint32_t>(q) << (v / 4 * 4));
-    }
+  Floats low = load(tile), high = low;
+  for (int e = kLanes; e < kTile; e += kLanes) low = min(low, load(tile + e)), high = max(high, load(tile + e));
+  const Floats inverse = inverses(store_half(target->scale, (high - low) / 15));
+  low = store_half(target->minimum, low);
+  for (int w = 0; w < 4; w++) {
+    Ints word{};
+    for (int i = 0; i < 8; i++) word |= round_between((load(tile + (4 * i + w) * kLanes) - low) * inverse, 0, 15) << 4 * i;
+    std::memcpy(target->words[w], &word, sizeof word);
   }
 }
 
@@ -100,8 +101,15 @@ inline Floats numbers(const Q4Tile& tile, int v) { return nibbles(load(tile.word
 inline Floats minimum(const Int8Tile&) { return Floats{}; }
 inline Floats minimum(const Q4Tile& tile) { return load_half(tile.minimum); }
 
+template <class Tile>
+inline void prefetch_after(const Tile& tile) {
+  for (size_t line = 0; line < sizeof(Tile); line += 64)
+    __builtin_prefetch(reinterpret_cast<const char*>(&tile) + kPrefetch + line);
+}
+
 template <class Tile, class T>
 inline void decode(const Tile& tile, T* target) {
+  prefetch_after(tile);
   const Floats scale = load_half(tile.scale), low = minimum(tile);
 #pragma GCC unroll 32
   for (int v = 0; v < kTileInputs; v += 2)
@@ -123,8 +131,7 @@ inline void multiply_few(const FewRows& rows, const Tile* tiles, int input_tiles
   Floats totals[R][2] = {};
   for (int t = 0; t < 2 * input_tiles; t++) {
     const Tile& tile = tiles[t];
-    for (size_t line = 0; line < sizeof(Tile); line += 64)
-      __builtin_prefetch(reinterpret_cast<const char*>(&tile) + kPrefetch + line);
+    prefetch_after(tile);
     const float* a = rows.values + t / 2 * kTileInputs;
     Floats sums[R] = {};
 #pragma GCC unroll 32
@@ -159,21 +166,20 @@ class Matrix {
 
   // `source` is row major. With `halves_side_by_side`, each panel gets 16 outputs of the first half of the rows and
   // the same 16 of the second half: a gate and what it gates meet in one product.
+  //
+  // Floats that are to be plain bfloat16 are kept smaller where that gives the very same bfloat16 numbers: weights
+  // that were quantised in their file mostly do, and a step reads a third of the memory.
   template <class Source>
   void pack(Team& team, const Source* source, int rows, int columns, Format format, bool halves_side_by_side) {
-    outputs = rows, inputs = columns, format_ = format;
-    data_ = Memory(panels() * panel_bytes());
-    team.run([&](int) {
-      team.for_each(panels(), [&](int panel) {
-        for (int tile = 0; tile < 2 * input_tiles(); tile++) {
-          int first = halves_side_by_side ? tile % 2 * (rows / 2) + panel * kLanes : panel * kPanel + tile % 2 * kLanes;
-          pack_tile(source, panel, tile, first);
-        }
-      });
-    });
+    outputs = rows, inputs = columns, approximate_ = format != Format::kPlain;
+    if (!approximate_ && sizeof(Source) > sizeof(T))
+      for (Format smaller : {Format::kQ4, Format::kInt8})
+        if (pack_as(team, source, smaller, halves_side_by_side)) return;
+    pack_as(team, source, format, halves_side_by_side);
   }
 
-  bool quantised() const { return format_ != Format::kPlain; }
+  // Whether the numbers kept are not those that were given.
+  bool approximate() const { return approximate_; }
 
   // The tiles of a panel as T; in `scratch` (room for a panel) unless that is how they are kept.
   const T* panel(int index, T* scratch) const {
@@ -207,17 +213,45 @@ class Matrix {
     return reinterpret_cast<const Tile*>(data_.as<uint8_t>() + panel * panel_bytes());
   }
 
+  // False, and gives up, when `format` cannot hold weights that must be exact.
   template <class Source>
-  void pack_tile(const Source* source, int panel, int tile, int first_output) {
+  bool pack_as(Team& team, const Source* source, Format format, bool halves_side_by_side) {
+    format_ = format;
+    data_ = Memory(panels() * panel_bytes());
+    std::atomic<bool> held{true};
+    team.run([&](int) {
+      team.for_each(panels(), [&](int panel) {
+        for (int tile = 0; tile < 2 * input_tiles() && held.load(std::memory_order_relaxed); tile++) {
+          int first = halves_side_by_side ? tile % 2 * (outputs / 2) + panel * kLanes
+                                          : panel * kPanel + tile % 2 * kLanes;
+          if (!pack_tile(source, panel, tile, first)) held = false;
+        }
+      });
+    });
+    return held;
+  }
+
+  template <class Source>
+  bool pack_tile(const Source* source, int panel, int tile, int first_output) {
     uint8_t* target = data_.as<uint8_t>() + panel * panel_bytes() + tile * tile_bytes();
-    float values[kTile];
-    read_tile(source, tile, first_output, quantised() ? 1 : kPair<T>, values);
-    if (format_ == Format::kPlain)
-      for (int e = 0; e < kTile; e += kLanes) store(reinterpret_cast<T*>(target) + e, load(values + e));
-    else if (format_ == Format::kInt8)
-      encode(values, reinterpret_cast<Int8Tile*>(target));
-    else
-      encode(values, reinterpret_cast<Q4Tile*>(target));
+    alignas(64) float values[kTile];
+    read_tile(source, tile, first_output, format_ == Format::kPlain ? kPair<T> : 1, values);
+    if (format_ == Format::kInt8) return encode_tile(values, reinterpret_cast<Int8Tile*>(target));
+    if (format_ == Format::kQ4) return encode_tile(values, reinterpret_cast<Q4Tile*>(target));
+    for (int e = 0; e < kTile; e += kLanes) store(reinterpret_cast<T*>(target) + e, load(values + e));
+    return true;
+  }
+
+  // False when `values` must be exact and are not.
+  template <class Tile>
+  bool encode_tile(const float* values, Tile* target) const {
+    encode(values, target);
+    if (approximate_) return true;
+    T given[kTile], kept[kTile];
+    for (int v = 0; v < kTileInputs; v += 2)
+      store_pairs(given + v * kLanes, load(values + v * kLanes), load(values + (v + 1) * kLanes));
+    decode(*target, kept);
+    return std::memcmp(given, kept, sizeof kept) == 0;
   }
 
   // In tile order with `pair` inputs side by side.
@@ -231,6 +265,7 @@ class Matrix {
   }
 
   Format format_ = Format::kPlain;
+  bool approximate_ = false;
   Memory data_;
 };
 

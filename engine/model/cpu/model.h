@@ -113,8 +113,7 @@ class Model : public AnyModel {
     std::vector<float> input_norm, post_norm, qkv_bias, q_norm, k_norm;
   };
   struct Scratch {
-    alignas(64) float product[2 * kTileRows * kPanel];
-    Memory panel, few;
+    Memory product, panel, few;
   };
   struct Row {
     const Sequence* sequence;
@@ -290,22 +289,28 @@ class Model : public AnyModel {
   // many rows as the cache holds.
   template <class Finish>
   void multiply(int thread, const Matrix<T>& matrix, const Memory& input, int rows, Finish finish) {
-    constexpr int kCachedBytes = 1 << 20;
+    constexpr int kCachedBytes = 1 << 20, kDeepest = 18;  // tiles of a panel that fit the first-level cache
     const int panels = matrix.panels(), tiles = matrix.input_tiles();
     const size_t row_tile = static_cast<size_t>(tiles) * kTile;
     int part = std::min(kCachedBytes / (matrix.inputs * static_cast<int>(sizeof(T))), rows * panels / (4 * team_.size()));
     part = std::max(part / kPanel, 2) * kPanel;
     Scratch& scratch = scratch_[thread];
-    if (matrix.quantised() && rows <= FewRows::kMost) return multiply_few(scratch, matrix, input, rows, finish);
+    if (matrix.approximate() && rows <= FewRows::kMost) return multiply_few(scratch, matrix, input, rows, finish);
+    const int pieces = (tiles + kDeepest - 1) / kDeepest, depth = (tiles + pieces - 1) / pieces;
+    grow(scratch.product, (static_cast<size_t>(part) + kPanel) * kPanel * sizeof(float));
+    float* product = scratch.product.template as<float>();
     configure_tiles(false);
     team_.for_each((rows + part - 1) / part * panels, [&](int i) {
-      int panel = i % panels, end = std::min(rows, (i / panels + 1) * part);
+      int panel = i % panels, begin = i / panels * part, end = std::min(rows, begin + part);
       const T* weights = matrix.panel(panel, scratch.panel.template as<T>());
-      for (int first = i / panels * part; first < end; first += 2 * kTileRows) {
-        int count = std::min(2 * kTileRows, end - first);
-        multiply_panel(input.as<T>() + first / kTileRows * row_tile, row_tile, count, weights, tiles, scratch.product);
-        for (int r = 0; r < count; r++) finish(panel, first + r, scratch.product + r * kPanel);
-      }
+      for (int tile = 0; tile < tiles; tile += depth)
+        for (int first = begin; first < end; first += 2 * kTileRows) {
+          int count = std::min(2 * kTileRows, end - first);
+          float* c = product + (first - begin) * kPanel;
+          multiply_panel(input.as<T>() + first / kTileRows * row_tile + tile * kTile, row_tile, count,
+                         weights + tile * 2 * kTile, std::min(depth, tiles - tile), c, tile > 0);
+          for (int r = 0; tile + depth >= tiles && r < count; r++) finish(panel, first + r, c + r * kPanel);
+        }
     });
   }
 
@@ -313,6 +318,8 @@ class Model : public AnyModel {
   void multiply_few(Scratch& scratch, const Matrix<T>& matrix, const Memory& input, int rows, Finish finish) {
     const int inputs = matrix.inputs, tiles = matrix.input_tiles();
     float *values = scratch.few.template as<float>(), *sums = values + FewRows::kMost * inputs;
+    grow(scratch.product, FewRows::kMost * kPanel * sizeof(float));
+    float* product = scratch.product.template as<float>();
     for (int row = 0; row < rows; row++)
       for (int t = 0; t < tiles; t++) {
         const T* source = input.as<T>() + left_index(row, t * kTileInputs, tiles);
@@ -322,8 +329,8 @@ class Model : public AnyModel {
         sums[row * tiles + t] = sum(first + second);
       }
     team_.for_each(matrix.panels(), [&](int panel) {
-      matrix.multiply_few({rows, values, sums}, panel, scratch.product);
-      for (int row = 0; row < rows; row++) finish(panel, row, scratch.product + row * kPanel);
+      matrix.multiply_few({rows, values, sums}, panel, product);
+      for (int row = 0; row < rows; row++) finish(panel, row, product + row * kPanel);
     });
   }
 

@@ -128,12 +128,23 @@ inline float reduce(Floats v, Combine combine) {
 }
 
 inline float sum(Floats v) {
+#ifdef __AVX512F__
+  return _mm512_reduce_add_ps((__m512)v);
+#else
   return reduce(v, [](float a, float b) { return a + b; });
+#endif
 }
 
 inline float largest(Floats v) {
+#ifdef __AVX512F__
+  return _mm512_reduce_max_ps((__m512)v);
+#else
   return reduce(v, [](float a, float b) { return a > b ? a : b; });
+#endif
 }
+
+// Infinities and NaN become 0.
+inline Floats finite(Floats v) { return v - v == 0 ? v : Floats{}; }
 
 // 2^x to about one unit in the last place; x below -126 gives 2^-126.
 inline Floats exp2(Floats x) {
@@ -178,10 +189,19 @@ inline Floats load_half(const uint16_t* source) {
 #endif
 }
 
-inline float round_to_half(float value, uint16_t* target) {
-  _Float16 half = static_cast<_Float16>(value);
-  std::memcpy(target, &half, 2);
-  return half;
+// Rounds to half precision; gives back what was kept.
+inline Floats store_half(uint16_t* target, Floats values) {
+  for (int i = 0; i < kLanes; i++) {
+    _Float16 half = static_cast<_Float16>(values[i]);
+    std::memcpy(target + i, &half, 2);
+  }
+  return load_half(target);
+}
+
+// The nearest whole numbers, ties to even.
+inline Ints round_between(Floats values, float low, float high) {
+  const Floats shift = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number
+  return __builtin_convertvector(max(min(values, splat(high)), splat(low)) + shift - shift, Ints);
 }
 
 // accumulator + b * a for sixteen outputs, `a` being the inputs that lie side by side in b.
