@@ -24,7 +24,7 @@ from engine.model.cpu.build import BuildError, build_kernels
 from engine.model.grammar import GrammarCompiler
 from engine.model.loader import ModelError, Progress, load_model, model_name, prepare_model
 from engine.model.native_cpu import BLOCK_SIZE, NativeCpuRunner, Quantisation, check_supported, kv_bytes_per_token
-from engine.model.weights import NativeConfig, UnsupportedModel, load_weights
+from engine.model.weights import NativeConfig, UnsupportedModel, load_weights, stored_dtype
 from engine.rate_limit import RateLimits
 from engine.scheduler import Scheduler
 from engine.served_model import ServedModel
@@ -165,8 +165,8 @@ def _make_native_runner(folder: Path, share: float, place: _Place) -> Runner:
     library = build_kernels(settings.model_cache)
     quantisation: Quantisation = "none" if settings.weights == "auto" else settings.weights
     # Rounded to bfloat16 first, weights that were four bits in their file would not be those four bits again.
-    exact = dtype if quantisation == "none" else torch.float32
-    weights = load_weights(folder, exact, place.device, place.progress)
+    exact = stored_dtype(folder) if quantisation == "none" else torch.float32
+    weights = load_weights(folder, max(exact, dtype, key=lambda one: one.itemsize), place.device, place.progress)
     blocks = _kv_tokens(place, share, kv_bytes_per_token(config, dtype)) // BLOCK_SIZE
     return NativeCpuRunner(weights, blocks, place.threads, quantisation, library, dtype)
 

@@ -117,6 +117,14 @@ def load_weights(folder: Path, dtype: torch.dtype, device: torch.device, progres
     return weights
 
 
+def stored_dtype(folder: Path) -> torch.dtype:
+    """What the embedding has in the files of `folder`: float32, or bfloat16 for all that is narrower. Raises
+    `ModelError`."""
+    with _open_tensors(folder, torch.bfloat16, torch.device("cpu")) as tensors:
+        wide = tensors.is_float32("model.embed_tokens.weight")
+    return torch.float32 if wide else torch.bfloat16
+
+
 class _Tensors:
     """Tensors by name over all shards."""
 
@@ -125,6 +133,9 @@ class _Tensors:
 
     def find(self, name: str) -> torch.Tensor | None:
         return self.get(name) if name in self._files else None
+
+    def is_float32(self, name: str) -> bool:
+        return name in self._files and str(self._files[name].get_slice(name).get_dtype()) == "F32"
 
     def get(self, name: str) -> torch.Tensor:
         if name not in self._files:

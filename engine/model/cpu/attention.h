@@ -43,18 +43,22 @@ struct PoolShape {
 // is multiplied by 0, which would turn infinity into NaN in another context.
 template <class T>
 inline void store_key(T* keys, int slot, const float* key, int dims) {
-  for (int d = 0; d < dims; d++) {
-    int in_tile = d % kTileInputs, row = in_tile / kPair<T>, part = in_tile % kPair<T>;
-    store(keys + d / kTileInputs * kTile + (row * kLanes + slot) * kPair<T> + part, std::isfinite(key[d]) ? key[d] : 0);
+  T part[kLanes];
+  for (int d = 0; d < dims; d += kLanes) {
+    store(part, finite(load(key + d)));
+    T* target = keys + d / kTileInputs * kTile + d % kTileInputs * kLanes + slot * kPair<T>;
+    for (int i = 0; i < kLanes; i += kPair<T>) std::memcpy(target + i * kLanes, part + i, kPair<T> * sizeof(T));
   }
 }
 
 template <class T>
 inline void store_value(T* values, int slot, const float* value, int dims) {
-  int row = slot / kPair<T>, part = slot % kPair<T>;
-  for (int d = 0; d < dims; d++)
-    store(values + d / kLanes * kHalfTile + (row * kLanes + d % kLanes) * kPair<T> + part,
-          std::isfinite(value[d]) ? value[d] : 0);
+  T part[kLanes];
+  for (int d = 0; d < dims; d += kLanes) {
+    store(part, finite(load(value + d)));
+    T* target = values + d / kLanes * kHalfTile + slot / kPair<T> * kLanes * kPair<T> + slot % kPair<T>;
+    for (int i = 0; i < kLanes; i++) target[i * kPair<T>] = part[i];
+  }
 }
 
 // Softmax so far of 16 rows: sum [16][dims] of weighted values, greatest score and sum of weights.

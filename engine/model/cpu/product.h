@@ -41,18 +41,18 @@ inline const bool kAmx = request_amx();
 
 // Register 0-3: results. 4, 5: left and 6, 7: right operands of a panel; for attention 4 left and 5 right operand of
 // 32 inputs, 6 left and 7 right operand of 16.
+struct alignas(64) TileShapes {
+  uint8_t palette, start_row, reserved[14];
+  uint16_t row_bytes[16];
+  uint8_t rows[16];
+};
+
+// Constants: GCC does not see that loading a configuration reads memory, and drops stores to a local one.
+inline const TileShapes kPanelShapes = {1, 0, {}, {64, 64, 64, 64, 64, 64, 64, 64}, {16, 16, 16, 16, 16, 16, 16, 16}};
+inline const TileShapes kAttentionShapes = {1, 0, {}, {64, 64, 64, 64, 64, 64, 32, 64}, {16, 16, 16, 16, 16, 16, 16, 8}};
+
 inline void configure_tiles(bool attention) {
-  if (!kAmx) return;
-  struct alignas(64) {
-    uint8_t palette = 1, start_row = 0, reserved[14] = {};
-    uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-    uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-  } shapes;
-  if (attention) {
-    shapes.row_bytes[6] = 32;
-    shapes.rows[7] = 8;
-  }
-  _tile_loadconfig(&shapes);
+  if (kAmx) _tile_loadconfig(attention ? &kAttentionShapes : &kPanelShapes);
 }
 
 inline void release_tiles() {
@@ -60,12 +60,21 @@ inline void release_tiles() {
 }
 
 template <int RowTiles>
-inline void amx_panel(const bf16* a, size_t row_tile, const bf16* b, int input_tiles, float* c) {
+inline void amx_panel(const bf16* a, size_t row_tile, const bf16* b, int input_tiles, float* c, bool accumulate) {
   constexpr int kRow = 64, kResultRow = kPanel * sizeof(float);
-  _tile_zero(0);
-  _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
+  if (accumulate) {
+    _tile_loadd(0, c, kResultRow);
+    _tile_loadd(1, c + kLanes, kResultRow);
+    if (RowTiles == 2) {
+      _tile_loadd(2, c + kTileRows * kPanel, kResultRow);
+      _tile_loadd(3, c + kTileRows * kPanel + kLanes, kResultRow);
+    }
+  } else {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+  }
   for (int t = 0; t < input_tiles; t++, a += kTile, b += 2 * kTile) {
     _tile_loadd(4, a, kRow);
     _tile_loadd(6, b, kRow);
@@ -170,19 +179,20 @@ inline void multiply_tile(const T* a, int rows, const T* b, size_t b_tile, size_
     multiply_rows<1, W, Inputs>(a + r * Inputs, b, b_tile, b_column, tiles, c + r * c_row, c_row, accumulate);
 }
 
-// c [32][32] = up to 32 rows times a panel; row tiles of `a` are `row_tile` elements apart.
+// c [32][32] (+)= up to 32 rows times a panel or a part of its inputs; row tiles of `a` are `row_tile` elements apart.
 template <class T>
-inline void multiply_panel(const T* a, size_t row_tile, int rows, const T* panel, int input_tiles, float* c) {
+inline void multiply_panel(const T* a, size_t row_tile, int rows, const T* panel, int input_tiles, float* c,
+                           bool accumulate) {
 #ifdef MIDSTREAM_AMX
   if constexpr (sizeof(T) == 2) {
     if (kAmx)
-      return rows > kTileRows ? amx_panel<2>(a, row_tile, panel, input_tiles, c)
-                              : amx_panel<1>(a, row_tile, panel, input_tiles, c);
+      return rows > kTileRows ? amx_panel<2>(a, row_tile, panel, input_tiles, c, accumulate)
+                              : amx_panel<1>(a, row_tile, panel, input_tiles, c, accumulate);
   }
 #endif
   for (int first = 0; first < rows; first += kTileRows, a += row_tile, c += kTileRows * kPanel)
     multiply_tile<2, kTileInputs>(a, std::min(rows - first, kTileRows), panel, 2 * kTile, kTile, input_tiles, c, kPanel,
-                                  false);
+                                  accumulate);
 }
 
 // scores [16][64] = queries of one head times the keys of four blocks.
