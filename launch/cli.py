@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from bench.cli import app as bench
+from bench.interception.cli import simulate
 from engine.settings import EngineSettings
 from launch.children import Role
 from launch.settings import LaunchSettings
@@ -90,6 +91,7 @@ def chat(
     raise typer.Exit(run(url, key, strategy, tool or []))
 
 
+app.command()(simulate)
 app.add_typer(bench, name="bench")
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from bench.interception.workload import Request
 
 _SHARES = (50, 90, 99)
+_WASTE = ("held", "recompute_own", "recompute_bystanders", "swap_stall")
 
 
 @dataclass(slots=True)
@@ -33,6 +34,11 @@ class Memory:
     @property
     def waste_share(self) -> float:
         return sum(self.waste.values()) / self.total if self.total else 0.0
+
+
+def memory_of(account: Mapping[str, float], recomputed_tokens: int) -> Memory:
+    """From the token-seconds of a ledger (`engine.interception.ledger`) by cause."""
+    return Memory(sum(account.values()), {cause: account.get(cause, 0.0) for cause in _WASTE}, recomputed_tokens)
 
 
 def figures(outcomes: Sequence[Outcome], window_s: float) -> dict[str, Any]:

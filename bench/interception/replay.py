@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Protocol
 
 from bench.engine_process import EngineFailed, EngineProcess, Meter
-from bench.interception.figures import Memory, Outcome
+from bench.interception.figures import Memory, Outcome, memory_of
 from bench.interception.host import Host, RequestFailed
 from bench.interception.workload import Request
 from engine import messages as m
@@ -89,7 +89,7 @@ class MidstreamReplayer:
         try:
             before = self._stats()
             window_s = self._play(host, limit_s)
-            memory = Memory(recomputed_tokens=self._stats().recomputed_tokens - before.recomputed_tokens)
+            memory = _between(before, self._stats())
         except (OSError, RequestFailed) as error:
             raise self.process.failure(str(error) or "time-out") from error
         return Replayed(host.outcomes, window_s, memory, meter.others())
@@ -128,6 +128,11 @@ class MidstreamReplayer:
             for output in self._wire.exchange(_SILENCE_LIMIT_S):
                 if isinstance(output, m.Stats) and output.at >= asked:
                     return output
+
+
+def _between(before: m.Stats, after: m.Stats) -> Memory:
+    account = {cause: seconds - before.memory.get(cause, 0.0) for cause, seconds in after.memory.items()}
+    return memory_of(account, after.recomputed_tokens - before.recomputed_tokens)
 
 
 class _Wire:
