@@ -96,7 +96,7 @@ class BlockPool:
         for block in reversed(blocks):
             assert self._references[block] > 0, f"block {block} is free"
             self._references[block] -= 1
-            # Whoever holds a block holds the one before it too, so nobody holds what is behind this one.
+            # A context that holds a block holds the one before it too, so none holds what is behind this one.
             if not self._references[block]:
                 self._forget([block])
 
@@ -108,12 +108,15 @@ class BlockPool:
                 self.prefix.remove(block)
 
     def _forget(self, unheld: list[int]) -> None:
-        """Frees blocks that nobody holds, and all that was computed behind them."""
+        """Frees blocks that no context holds, and all that was computed behind them."""
         while unheld:
             last = unheld.pop()
             unheld += self.prefix.children(last)
             if self.prefix.uid(last):
                 self.prefix.remove(last)
+            if self._references[last]:
+                # A move out still reads it, and frees it when it has ended.
+                continue
             self._cached.pop(last, None)
             self._used[last] = 0
             self._unused_count += 1
