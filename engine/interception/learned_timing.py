@@ -25,4 +25,5 @@ class LearnedTiming:
 
     def swap_s(self, tokens: int) -> float:
         """See `Timing`."""
-        return tokens * self._tiers.seconds_per_block / self._tiers.pool.block_size
+        # Without a host a block takes for ever, and nothing times that is not a number.
+        return tokens * self._tiers.seconds_per_block / self._tiers.pool.block_size if tokens else 0.0
