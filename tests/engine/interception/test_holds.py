@@ -97,7 +97,7 @@ def test_the_time_of_a_call_begins_once_when_it_starts() -> None:
     assert at.hear("started") == ("accepted", 200)
     assert at.described().elapsed_s == pytest.approx(2.0)
     at.holds.end(at.contexts[0], returned=True)
-    assert at.policy.observed == [(Call("search"), pytest.approx(2.0))]
+    assert at.policy.observed == [(Call("search"), 2.0)]
 
 
 def test_progress_says_how_long_it_will_still_last() -> None:
@@ -133,7 +133,7 @@ def test_an_end_is_heard_once_and_nothing_after_it(state: ToolState) -> None:
     assert at.hear("started") == ("rejected", 409)
     at.holds.end(at.contexts[0], returned=True)
     # What was cancelled says nothing about how long calls last.
-    assert at.policy.observed == ([] if state == "cancelled" else [(Call("search"), pytest.approx(2.0))])
+    assert at.policy.observed == ([] if state == "cancelled" else [(Call("search"), 2.0)])
 
 
 def test_a_hold_that_ends_without_a_result_teaches_nothing() -> None:
