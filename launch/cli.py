@@ -12,6 +12,7 @@ from rich.console import Console
 
 from bench.cli import app as bench
 from bench.interception.cli import simulate
+from bench.profile_cli import profile
 from engine.settings import EngineSettings
 from launch.children import Role
 from launch.settings import LaunchSettings
@@ -92,6 +93,7 @@ def chat(
 
 
 app.command()(simulate)
+app.command()(profile)
 app.add_typer(bench, name="bench")
 
 
