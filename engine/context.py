@@ -58,6 +58,13 @@ class Context:
         return self.parked.end if self.parked else self.kv_length
 
     @property
+    def kept_tokens(self) -> int:
+        """Tokens whose KV need not be computed again: those in KV, and those parked."""
+        if not self.parked:
+            return self.kv_length
+        return self.kv_length + min(len(self.parked) * self.pool.block_size, self.parked.end - self.kv_length)
+
+    @property
     def device_blocks(self) -> list[int]:
         """Blocks of the device that this context holds."""
         return [*self.blocks, *self.parked.device_blocks] if self.parked else self.blocks

@@ -330,6 +330,7 @@ class EngineCore:
         context.held = False
         context.absorb()
         if context.generation is not None:
+            context.generation.cached_tokens = context.kept_tokens
             context.generation.lost_kv = context.kv_length < context.computed - 1
         if not holds.policy.keeps_arrival:
             self._arrivals += 1
@@ -357,11 +358,15 @@ class EngineCore:
             return 0.0
         if any(holds.must_wait for holds in self._holds.values()):
             return min(holds.wait_seconds() for holds in self._holds.values())
-        limited = self._scheduler.wait_seconds(context for context in self._active.values() if context.pending)
+        limited = self._scheduler.wait_seconds(filter(self._can_go_on, self._active.values()))
         waits = [_COMPILING_POLL_S] if self._compiling else []
         waits += [] if limited is None else [limited]
         waits += [holds.wait_seconds() for holds in self._holds.values()]
         return min(waits, default=math.inf)
+
+    def _can_go_on(self, context: Context) -> bool:
+        """Whether a step could do anything for it: one that only waits for KV on its way back waits for that."""
+        return context.pending > 0 or self._holds[context.model].restorable(context) > 0
 
     def step(self) -> list[m.Item]:
         """Computes one step and returns all items since the last call, in order."""

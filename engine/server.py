@@ -127,8 +127,10 @@ class EngineServer:
     def _turn(self) -> None:
         """Reads, steps and writes once."""
         try:
-            self._exchange(min(self._core.wait_seconds(), _STATS_INTERVAL_S))
-            if self._core.wait_seconds() == 0:
+            wait = self._core.wait_seconds()
+            due = time.monotonic() + wait
+            self._exchange(min(wait, _STATS_INTERVAL_S))
+            if self._core.wait_seconds() == 0 or time.monotonic() >= due:
                 started = time.time()
                 items = self._core.step()
                 if items and self._host is not None:

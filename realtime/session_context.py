@@ -67,8 +67,8 @@ class SessionContext:
             handle.tool_event(call, state, expected_s)
 
     def read_ahead(self, handle: ContextHandle, tokens: list[int]) -> None:
-        """Lets a held context have the tokens that it will probably need, unless the engine has given up some of its KV:
-        new tokens would bring that back before its time."""
+        """Lets a held context have the tokens that it will probably need, unless the engine has given up some of its
+        KV: new tokens would bring that back before its time."""
         if handle.held and not handle.host_tokens and handle.kv_tokens >= self._held_tokens:
             with contextlib.suppress(EngineLost, EngineError):
                 handle.sync(tokens[: self._node.max_context - 1])

@@ -30,8 +30,9 @@ class _Hold:
     call_id: str = ""
     started: bool = False
     ended: bool = False
-    layout: tuple[int, int, int, int] | None = None
-    """Length in KV for which it was looked up; tokens on the device, on the host, on the move."""
+    layout: tuple[int, int, int] | None = None
+    """Tokens on the device, on the host, on the move; as looked up when the context had KV up to `layout_of`."""
+    layout_of: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ class Holds:
     def device_blocks(self) -> int:
         """How many blocks of the device are kept for holds, without those that are shared."""
         size = self.tiers.pool.block_size
-        tokens = sum(self._layout(hold)[1] for hold in self._holds.values())
+        tokens = sum(self._layout(hold)[0] for hold in self._holds.values())
         return -(-tokens // size) + self.tiers.moving("out")
 
     @property
@@ -176,10 +177,12 @@ class Holds:
 
     def _budget(self) -> int:
         """N_i, in blocks: what the link carries during a step beside what is under way (InferCept, section 4.1)."""
+        if not self.tiers.can_start:
+            return 0
         if self.policy.stalls:
             return self.tiers.pool.count
         seconds = max(self._running.seconds, _IDLE_STEP_S)
-        carried = seconds / self.tiers.seconds_per_block if self.tiers.swapper is not None else 0
+        carried = seconds / self.tiers.seconds_per_block
         return max(math.ceil(carried) - self.tiers.moving("in") - self.tiers.moving("out"), 0)
 
     def _obey(self, wanted_blocks: int) -> list[Discard]:
@@ -219,7 +222,7 @@ class Holds:
 
     def _describe(self, hold: _Hold, now: float) -> Held:
         context = hold.context
-        _, device, host, moving = self._layout(hold)
+        device, host, moving = self._layout(hold)
         return Held(
             id=context.id,
             arrival=context.arrival,
@@ -231,16 +234,17 @@ class Holds:
             moving_tokens=moving,
         )
 
-    def _layout(self, hold: _Hold) -> tuple[int, int, int, int]:
-        if hold.layout is None or hold.layout[0] != hold.context.kv_length:
-            hold.layout = self._look_up(hold.context)
+    def _layout(self, hold: _Hold) -> tuple[int, int, int]:
+        looked_up_of = (hold.context.kv_length, hold.context.kv_end)
+        if hold.layout is None or hold.layout_of != looked_up_of:
+            hold.layout, hold.layout_of = self._look_up(hold.context), looked_up_of
         return hold.layout
 
-    def _look_up(self, context: Context) -> tuple[int, int, int, int]:
+    def _look_up(self, context: Context) -> tuple[int, int, int]:
         size = self.tiers.pool.block_size
         moving = sum(1 for _, place in context.parked.items() if place.move is not None) if context.parked else 0
         device = min(len(context.private_blocks) * size, context.kv_end)
-        return context.kv_length, device, len(context.parked.slots) * size, moving * size
+        return device, len(context.parked.slots) * size, moving * size
 
     def _forget_layout(self, context: Context) -> None:
         hold = self._holds.get(context.id)
@@ -256,7 +260,7 @@ class Holds:
             free_tokens=pool.free_count * size,
             pool_tokens=pool.count * size,
             host_free_tokens=self.tiers.host_free * size,
-            swap_out_tokens=self._budget() * size if self.tiers.swapper is not None else 0,
+            swap_out_tokens=self._budget() * size,
             queue_delay_s=self._queue_delay_s,
         )
 

@@ -34,8 +34,8 @@ class Parked:
         self._places: dict[int, Place] = {}
         self.end = 0
 
-    def __bool__(self) -> bool:
-        return bool(self._places)
+    def __len__(self) -> int:
+        return len(self._places)
 
     def __getitem__(self, index: int) -> Place:
         return self._places[index]

@@ -40,6 +40,11 @@ class Tiers:
         return self.pool.host.free_count if self.swapper is not None else 0
 
     @property
+    def can_start(self) -> bool:
+        """Whether one more move may be started."""
+        return self.swapper is not None and self.swapper.room > 0
+
+    @property
     def is_moving(self) -> bool:
         """Whether any move is under way."""
         return bool(self._moves)
@@ -61,7 +66,7 @@ class Tiers:
 
     def move_out(self, context: Context, indices: Sequence[int]) -> int:
         """Begins to move private blocks, by index, to the host; returns how many there was room for."""
-        count = min(len(indices), self.host_free) if self.swapper is not None and self.swapper.room > 0 else 0
+        count = min(len(indices), self.host_free) if self.can_start else 0
         if not count:
             return 0
         chosen = indices[-count:]
@@ -79,7 +84,7 @@ class Tiers:
 
     def move_in(self, context: Context, indices: Sequence[int]) -> int:
         """Begins to move absent blocks back, by index, to free blocks of the device; returns how many it could."""
-        count = min(len(indices), self.pool.free_count) if self.swapper is not None and self.swapper.room > 0 else 0
+        count = min(len(indices), self.pool.free_count) if self.can_start else 0
         if not count:
             return 0
         moves = []

@@ -25,8 +25,8 @@ LIMIT = 30.0
 class Engine:
     """A running engine process with a tiny model and a KV pool of 128 blocks."""
 
-    def __init__(self, model: Path, path: Path) -> None:
-        settings = {"MIDSTREAM_MODEL": str(model), "MIDSTREAM_KV_TOKENS": "2048", "MIDSTREAM_DTYPE": "float32"}
+    def __init__(self, model: Path, path: Path, **more: str) -> None:
+        settings = {"MIDSTREAM_MODEL": str(model), "MIDSTREAM_KV_TOKENS": "2048", "MIDSTREAM_DTYPE": "float32"} | more
         self.path = path
         self.process = subprocess.Popen(
             [sys.executable, "-m", "engine.process", "--socket", str(path)],
@@ -187,6 +187,38 @@ async def test_hold_and_resume(client: EngineClient, tiny_reference: Any) -> Non
     prompt = handle.tokens[:]
     assert await collect(resumed) == reference_greedy(tiny_reference, prompt, 5)
     assert [item.decision for item in moved] == ["preserve"]
+
+
+@pytest.fixture(params=["swap", "ours"])
+def swapping_engine(request: pytest.FixtureRequest, llama_folder: Path, tmp_path: Path) -> Iterator[Engine]:
+    """One with a host tier, by policy."""
+    settings = {"MIDSTREAM_INTERCEPTION_POLICY": request.param, "MIDSTREAM_HOST_KV_TOKENS": "2048"}
+    engine = Engine(llama_folder, tmp_path / "engine.sock", **settings)
+    yield engine
+    engine.stop()
+
+
+async def test_a_context_whose_kv_is_all_on_the_host_goes_on_though_nothing_else_runs(
+    swapping_engine: Engine, tiny_reference: Any
+) -> None:
+    client = await EngineClient.connect(swapping_engine.path, LIMIT)
+    prompt = PROMPT * 10
+    handle, other = client.open("foreground"), client.open("foreground")
+    handle.append(prompt)
+    await all_prefilled(handle)
+    moved: list[m.KvMoved] = []
+    handle.on_kv_moved = moved.append
+    handle.hold("tool", expected_s=1000.0)
+    other.append([3, 2, 1])
+    await collect(other.generate(m.GenerateParams(100)))
+    assert sum(item.tokens for item in moved if item.location == "host") >= len(prompt)
+    resumed = handle.resume([7, 8], m.GenerateParams(5))
+    assert resumed is not None
+    assert await collect(resumed) == reference_greedy(tiny_reference, [*prompt, 7, 8], 5)
+    assert sum(item.tokens for item in moved if item.decision == "restore") >= len(prompt)
+    assert resumed.finished is not None
+    assert resumed.finished.cached_tokens == len(prompt)
+    await client.aclose()
 
 
 async def test_promotion_and_prefill_hooks(client: EngineClient) -> None:

@@ -72,6 +72,11 @@ class _Case:
     def is_due(self) -> bool:
         return self.one.elapsed_s >= self.limit_s
 
+    @property
+    def waited_enough(self) -> bool:
+        """Whether waiting for the link has cost as much as dropping does."""
+        return self.one.elapsed_s >= self.limit_s + self.price_s
+
 
 class Ours:
     """See above."""
@@ -171,7 +176,7 @@ class Ours:
             left = case.one.device_tokens - moved.get(case.one.id, 0)
             # Half of the link is for what comes back.
             waits = min(max(int(case.price_s / (2 * link_s)) - ahead, 0), max(room, 0), left) if link_s > 0 else 0
-            if not self._terms.partial and waits < left:
+            if case.waited_enough or (not self._terms.partial and waits < left):
                 waits = 0
             ahead, room = ahead + waits, room - waits
             if left > waits:

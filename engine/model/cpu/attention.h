@@ -134,6 +134,8 @@ class Attention {
     Scratch& scratch = scratch_[thread];
     team.for_each(tasks_.size(), [&](int i) {
       const Task& task = tasks_[i];
+      // By and large the threads take tasks in turns.
+      if (i + team.size() < static_cast<int>(tasks_.size())) fetch(call, tasks_[i + team.size()], 0);
       Partial& total = split_ ? partials_[task.partial] : scratch.total;
       attend(call, task, task.segment, total, scratch);
       for (int segment = 1; !split_ && segment < task.rows.segments; segment++) {
@@ -184,6 +186,16 @@ class Attention {
       tasks_.push_back({rows, segment, rows.partial + segment, std::min(kSegment, tokens - segment * kSegment)});
   }
 
+  // K and V of a chunk, `ahead` tokens into a task, into the cache: blocks lie anywhere, which no processor foresees.
+  void fetch(const AttentionCall<T>& call, const Task& task, int ahead) const {
+    const Rows& rows = task.rows;
+    const int base = task.segment * kSegment + ahead, last = position(rows, rows.count - 1);
+    for (int token = base; token < base + kChunk && token <= last; token += kBlock) {
+      const T* keys = call.pool + shape_.offset(rows.sequence->blocks[token / kBlock], call.layer, rows.head);
+      for (size_t e = 0; e < shape_.head(); e += 64 / sizeof(T)) __builtin_prefetch(keys + e);
+    }
+  }
+
   void attend(const AttentionCall<T>& call, const Task& task, int segment, Partial& partial, Scratch& scratch) const {
     const Rows& rows = task.rows;
     const int dim_tiles = shape_.dims / kTileInputs;
@@ -192,6 +204,7 @@ class Attention {
     const int last = position(rows, rows.count - 1), end = std::min((segment + 1) * kSegment, last + 1);
     partial.clear(shape_.dims);
     for (int base = segment * kSegment; base < end; base += kChunk) {
+      if (base + kChunk < end) fetch(call, task, base + kChunk - task.segment * kSegment);
       const T *keys[kChunkBlocks], *values[kChunkBlocks];
       for (int i = 0; i < kChunkBlocks; i++) {
         // Past the context any block will do: its tokens get no weight.
