@@ -55,7 +55,7 @@ class Context:
     @property
     def kv_end(self) -> int:
         """Behind the last token that is in KV anywhere."""
-        return self.parked.end if self.parked else self.kv_length
+        return self.parked.end if self.parked.places else self.kv_length
 
     @property
     def kept_tokens(self) -> int:
@@ -67,7 +67,7 @@ class Context:
     @property
     def device_blocks(self) -> list[int]:
         """Blocks of the device that this context holds."""
-        return [*self.blocks, *self.parked.device_blocks] if self.parked else self.blocks
+        return [*self.blocks, *self.parked.device_blocks] if self.parked.places else self.blocks
 
     @property
     def state(self) -> State:
@@ -79,11 +79,13 @@ class Context:
     @property
     def pending(self) -> int:
         """Tokens that wait to be computed and can be: those up to what is parked."""
-        if not self.wants_kv:
+        # Asked several times a step of every context that runs.
+        generation = self.generation
+        if generation is None and not self.wants_prefill:
             return 0
-        if self.parked:
+        if self.parked.places:
             return 0 if self.held else self.parked.first * self.pool.block_size - self.kv_length
-        return len(self.tokens) - self.kv_length - (self.generation is not None and not self.generation.ready)
+        return len(self.tokens) - self.kv_length - (generation is not None and not generation.ready)
 
     @property
     def wants_kv(self) -> bool:
@@ -93,7 +95,7 @@ class Context:
     @property
     def is_restoring(self) -> bool:
         """Whether KV that it needs is parked."""
-        return self.wants_kv and bool(self.parked) and not self.held
+        return bool(self.parked.places) and self.wants_kv and not self.held
 
     @property
     def is_decoding(self) -> bool:
@@ -228,7 +230,7 @@ class Context:
         recomputed = max(min(length, self.computed) - self.kv_length, 0)
         self.kv_length = length
         self.computed = max(self.computed, length)
-        if self.parked:
+        if self.parked.places:
             self.absorb()
         return recomputed
 

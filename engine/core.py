@@ -575,7 +575,7 @@ class EngineCore:
         if any(token.failed for token in sampled):
             self._fail(context)
             return
-        accepted = verify([s.token for s in sampled], draft)
+        accepted = verify([s.token for s in sampled], draft) if draft else 0
         emitted: list[SampledToken] = []
         reason: m.FinishReason | None = None
         for token in sampled[: accepted + 1]:
@@ -592,21 +592,21 @@ class EngineCore:
         if emitted:
             logprobs = [s.logprobs for s in emitted if s.logprobs is not None]
             self._items.append(m.Tokens(context.id, generation.id, [s.token for s in emitted], logprobs))
-        self._count_draft(context, generation, len(draft), accepted)
+        if draft:
+            self._count_draft(context, generation, len(draft), accepted)
         if reason is not None:
             self._finish(context, reason)
         else:
             generation.propose(context.tokens)
 
     def _count_draft(self, context: Context, generation: Generation, drafted: int, accepted: int) -> None:
-        if drafted:
-            generation.drafted_tokens += drafted
-            generation.accepted_tokens += accepted
-            self.counters.drafted_tokens += drafted
-            self.counters.accepted_tokens += accepted
-            self.counters.decode_tokens += accepted
-            assert generation.proposer is not None
-            generation.proposer.observe(len(context.tokens), drafted, accepted)
+        generation.drafted_tokens += drafted
+        generation.accepted_tokens += accepted
+        self.counters.drafted_tokens += drafted
+        self.counters.accepted_tokens += accepted
+        self.counters.decode_tokens += accepted
+        assert generation.proposer is not None
+        generation.proposer.observe(len(context.tokens), drafted, accepted)
 
     def _finish(self, context: Context, reason: m.FinishReason) -> None:
         generation = context.generation

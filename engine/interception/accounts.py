@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from engine.context import Context
 from engine.interception.holds import Holds
@@ -33,19 +33,21 @@ class Accounts:
     def begin_step(self, now: float, active: Sequence[Context], work: Sequence[Work]) -> None:
         """A step begins that does `work`, of the contexts that have any to do."""
         self.book(now)
-        again = {w.context: recomputed(w) for w in work}
+        again = {w.context: recomputed(w) for w in work if w.start < w.context.computed}
         tokens = sum(again.values())
         joins = sum(w.tokens for w in work) > tokens
         self._recompute_s = self._step_time.extra(self._model, tokens, joins=joins) if tokens else 0.0
-        self._look(active, {context for context, count in again.items() if count})
+        self._look(active, again.keys())
 
     def end_step(self, now: float, active: Sequence[Context]) -> None:
         """It is over."""
         self.book(now)
         self._recompute_s = 0.0
-        self._look(active, set())
+        # Else the next step follows at once, and looks.
+        if not active:
+            self._look(active, ())
 
-    def _look(self, active: Sequence[Context], recomputing: set[Context]) -> None:
+    def _look(self, active: Sequence[Context], recomputing: Collection[Context]) -> None:
         pool, size = self._pool, self._pool.block_size
         self._stalled = self._holds.must_wait
         used = pool.count - pool.free_count

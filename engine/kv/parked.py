@@ -24,30 +24,30 @@ class Place:
 
 
 class Parked:
-    """The places of one context, by block index; `end` is the number of its tokens that they reach to."""
+    """The `places` of one context, by block index; `end` is the number of its tokens that they reach to."""
 
-    __slots__ = ("_places", "_pool", "_slots", "end")
+    __slots__ = ("_pool", "_slots", "end", "places")
 
     def __init__(self, pool: BlockPool, slots: SlotPool) -> None:
         self._pool = pool
         self._slots = slots
-        self._places: dict[int, Place] = {}
+        self.places: dict[int, Place] = {}
         self.end = 0
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self.places)
 
     def __getitem__(self, index: int) -> Place:
-        return self._places[index]
+        return self.places[index]
 
     def items(self) -> Iterator[tuple[int, Place]]:
         """All places, by index."""
-        return iter(sorted(self._places.items()))
+        return iter(sorted(self.places.items()))
 
     @property
     def first(self) -> int:
         """The lowest index."""
-        return min(self._places)
+        return min(self.places)
 
     @property
     def device_blocks(self) -> list[int]:
@@ -66,12 +66,12 @@ class Parked:
 
     def put(self, index: int, block: int) -> None:
         """Takes over a reference to `block`."""
-        assert index not in self._places, f"block {index} is parked"
-        self._places[index] = Place(block)
+        assert index not in self.places, f"block {index} is parked"
+        self.places[index] = Place(block)
 
     def take(self, index: int) -> int | None:
         """Hands the device block of `index` over, if it has one, and forgets the place."""
-        place = self._places.get(index)
+        place = self.places.get(index)
         if place is None or place.block is None:
             return None
         block, place.block = place.block, None
@@ -80,22 +80,22 @@ class Parked:
 
     def drop(self, index: int) -> None:
         """Gives up what is in a place."""
-        place = self._places.pop(index)
+        place = self.places.pop(index)
         place.move = None
         self._release_block(place)
         self._release_slot(place)
-        if self._places:
-            self.end = min(self.end, (max(self._places) + 1) * self._pool.block_size)
+        if self.places:
+            self.end = min(self.end, (max(self.places) + 1) * self._pool.block_size)
 
     def drop_from(self, index: int) -> None:
         """Gives up all places from `index` on."""
         # The last first: a cached block's predecessor is then evicted after it.
-        for other in sorted((i for i in self._places if i >= index), reverse=True):
+        for other in sorted((i for i in self.places if i >= index), reverse=True):
             self.drop(other)
 
     def drop_device(self) -> None:
         """Gives up blocks of the device; what is in a slot stays."""
-        for index, place in sorted(self._places.items(), reverse=True):
+        for index, place in sorted(self.places.items(), reverse=True):
             if place.slot is None:
                 self.drop(index)
             else:

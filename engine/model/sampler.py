@@ -107,7 +107,8 @@ def sample(logits: torch.Tensor, rows: Sequence[SampleRow], bitmask: torch.Tenso
     wanted = [i for i, row in enumerate(rows) if row.top_logprobs is not None]
     raw = logits[torch.tensor(wanted, device=logits.device)].log_softmax(dim=-1) if wanted else None
     for i, row in enumerate(rows):
-        _adjust(logits[i], row)
+        if row.counts is not None or row.sampling.logit_bias:
+            _adjust(logits[i], row)
     if bitmask is not None:
         xgrammar.apply_token_bitmask_inplace(logits, bitmask.to(logits.device, non_blocking=True))
     best, chosen = _best(logits)
