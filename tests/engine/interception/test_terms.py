@@ -48,3 +48,13 @@ def test_knapsack_moves_first_what_saves_most_per_token() -> None:
     # In sum 3,000 tokens for 1 s are more than 400 for 2 s.
     for terms, moved in ((Terms(), 2), (Terms(knapsack=False), 1)):
         assert taught(terms, fetch=1.0, ask=2.0).decide(contexts, link) == [Decision(moved, swap_tokens=400)]
+
+
+def test_what_is_due_waits_for_a_link_that_stays_shut_only_as_long_as_dropping_costs() -> None:
+    shut = replace(LOAD, swap_out_tokens=0, host_free_tokens=100_000)
+    policy = Ours(TIMING)
+    assert [policy.decide([held(1, 1000, elapsed_s)], shut) for elapsed_s in (1.0, 3.0, 6.0)] == [
+        [],
+        [],
+        [Decision(1, drop_tokens=1000)],
+    ]
