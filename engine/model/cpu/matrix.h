@@ -193,6 +193,14 @@ class Matrix {
     return scratch;
   }
 
+  // use(tiles) of a panel that is kept in fewer bits; false where it is not.
+  template <class Use>
+  bool with_packed(int index, Use use) const {
+    if (format_ == Format::kInt8) use(tiles<Int8Tile>(index));
+    if (format_ == Format::kQ4) use(tiles<Q4Tile>(index));
+    return format_ != Format::kPlain;
+  }
+
   // Quantised only: c [count][32] = rows times a panel.
   void multiply_few(const FewRows& rows, int index, float* c) const {
     if (format_ == Format::kInt8)

@@ -302,7 +302,14 @@ class Model : public AnyModel {
     configure_tiles(false);
     team_.for_each((rows + part - 1) / part * panels, [&](int i) {
       int panel = i % panels, begin = i / panels * part, end = std::min(rows, begin + part);
-      const T* weights = matrix.panel(panel, scratch.panel.template as<T>());
+      const T* first_row = input.as<T>() + begin / kTileRows * row_tile;
+      T* decoded = scratch.panel.template as<T>();
+      if (end - begin <= 2 * kTileRows &&
+          multiply_packed_panel(first_row, row_tile, end - begin, matrix, panel, decoded, product)) {
+        for (int row = begin; row < end; row++) finish(panel, row, product + (row - begin) * kPanel);
+        return;
+      }
+      const T* weights = matrix.panel(panel, decoded);
       for (int tile = 0; tile < tiles; tile += depth)
         for (int first = begin; first < end; first += 2 * kTileRows) {
           int count = std::min(2 * kTileRows, end - first);

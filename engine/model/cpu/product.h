@@ -95,6 +95,46 @@ inline void amx_panel(const bf16* a, size_t row_tile, const bf16* b, int input_t
   }
 }
 
+// The same for a packed panel, decoded pair by pair into `buffer` [2][2 tiles] while the products of the pair before are
+// under way: neither the panel nor the rows leave the first-level cache.
+template <int RowTiles, class Tile>
+inline void amx_packed_panel(const bf16* a, size_t row_tile, const Tile* tiles, int input_tiles, bf16* buffer,
+                             float* c) {
+  constexpr int kRow = 64, kResultRow = kPanel * sizeof(float);
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  decode(tiles[0], buffer);
+  decode(tiles[1], buffer + kTile);
+  for (int t = 0; t < input_tiles; t++, a += kTile) {
+    const bf16* b = buffer + t % 2 * 2 * kTile;
+    if (t + 1 < input_tiles) {
+      bf16* next = buffer + (t + 1) % 2 * 2 * kTile;
+      decode(tiles[2 * t + 2], next);
+      decode(tiles[2 * t + 3], next + kTile);
+    }
+    // GCC does not see that loading a tile reads memory.
+    __asm__ volatile("" ::: "memory");
+    _tile_loadd(4, a, kRow);
+    _tile_loadd(6, b, kRow);
+    _tile_loadd(7, b + kTile, kRow);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 7);
+    if (RowTiles == 2) {
+      _tile_loadd(5, a + row_tile, kRow);
+      _tile_dpbf16ps(2, 5, 6);
+      _tile_dpbf16ps(3, 5, 7);
+    }
+  }
+  _tile_stored(0, c, kResultRow);
+  _tile_stored(1, c + kLanes, kResultRow);
+  if (RowTiles == 2) {
+    _tile_stored(2, c + kTileRows * kPanel, kResultRow);
+    _tile_stored(3, c + kTileRows * kPanel + kLanes, kResultRow);
+  }
+}
+
 inline void amx_scores(const bf16* q, const bf16* const* keys, int dim_tiles, float* scores) {
   constexpr int kRow = 64, kResultRow = kChunk * sizeof(float);
   _tile_zero(0);
@@ -193,6 +233,24 @@ inline void multiply_panel(const T* a, size_t row_tile, int rows, const T* panel
   for (int first = 0; first < rows; first += kTileRows, a += row_tile, c += kTileRows * kPanel)
     multiply_tile<2, kTileInputs>(a, std::min(rows - first, kTileRows), panel, 2 * kTile, kTile, input_tiles, c, kPanel,
                                   accumulate);
+}
+
+// The same for a whole packed panel, if that is better than to decode it first: then true. `scratch` has room for a panel.
+template <class T>
+inline bool multiply_packed_panel(const T* a, size_t row_tile, int rows, const Matrix<T>& matrix, int panel,
+                                  T* scratch, float* c) {
+#ifdef MIDSTREAM_AMX
+  if constexpr (sizeof(T) == 2) {
+    if (!kAmx || matrix.input_tiles() < 2) return false;
+    return matrix.with_packed(panel, [&](const auto* tiles) {
+      if (rows > kTileRows)
+        amx_packed_panel<2>(a, row_tile, tiles, matrix.input_tiles(), scratch, c);
+      else
+        amx_packed_panel<1>(a, row_tile, tiles, matrix.input_tiles(), scratch, c);
+    });
+  }
+#endif
+  return false;
 }
 
 // scores [16][64] = queries of one head times the keys of four blocks.
