@@ -189,6 +189,27 @@ async def test_hold_and_resume(client: EngineClient, tiny_reference: Any) -> Non
     assert [item.decision for item in moved] == ["preserve"]
 
 
+async def test_the_ledger_shows_which_policy_the_setting_names(llama_folder: Path, tmp_path: Path) -> None:
+    held: dict[str, float] = {}
+    for policy in ("preserve", "discard"):
+        engine = Engine(llama_folder, tmp_path / f"{policy}.sock", MIDSTREAM_INTERCEPTION_POLICY=policy)
+        client = await EngineClient.connect(engine.path, LIMIT)
+        handle, other = client.open("foreground"), client.open("foreground")
+        handle.append(PROMPT * 20)
+        await all_prefilled(handle)
+        before = (await gauges(client)).memory
+        handle.hold("tool")
+        other.append([3, 2, 1])
+        await collect(other.generate(m.GenerateParams(200)))
+        after = (await gauges(client)).memory
+        kept, cached = (after[cause] - before[cause] for cause in ("held", "cached"))
+        held[policy] = kept / (kept + cached)
+        await client.aclose()
+        engine.stop()
+    assert held["preserve"] > 0.5
+    assert held["discard"] < 0.1
+
+
 @pytest.fixture(params=["swap", "ours"])
 def swapping_engine(request: pytest.FixtureRequest, llama_folder: Path, tmp_path: Path) -> Iterator[Engine]:
     """One with a host tier, by policy."""
