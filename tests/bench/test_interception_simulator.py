@@ -9,7 +9,7 @@ import pytest
 
 from bench.interception.host import RequestFailed
 from bench.interception.setting import Setting
-from bench.interception.simulator import Simulation, SimulationStuck, TooLong
+from bench.interception.simulator import Simulation, TooLong
 from bench.interception.workload import DEFAULT_TRACE, Request, Turn, load_trace, sample
 from engine.interception.policies.static import Preserve
 from engine.interception.policy import Decision, Held, Load
@@ -29,11 +29,6 @@ class Steady:
 
 
 SMALL = Setting("small", Steady(), bytes_per_token=1000, kv_tokens=4096, host_tokens=4096, gbps=0.1)
-
-
-ASLEEP = pytest.mark.xfail(
-    strict=True, raises=SimulationStuck, reason="the engine sleeps while all of a resumed context is on the host"
-)
 
 
 class DropEverything(Preserve):
@@ -78,7 +73,6 @@ def test_what_was_given_up_is_computed_again() -> None:
     assert simulate([request], DropEverything()).memory().recomputed_tokens == 103
 
 
-@ASLEEP
 def test_what_was_moved_out_comes_back_over_the_link_when_the_tool_returns() -> None:
     request = Request("qa", (Turn(100, 4, "search", 5.0), Turn(10, 2)))
     simulation = simulate([request], MoveEverything())
@@ -92,7 +86,7 @@ def test_what_was_moved_out_comes_back_over_the_link_when_the_tool_returns() -> 
     assert moved.end_s >= kept.end_s + link_s - 1e-9
 
 
-@pytest.mark.parametrize("policy", [Preserve(), DropEverything(), pytest.param(MoveEverything(), marks=ASLEEP)])
+@pytest.mark.parametrize("policy", [Preserve(), DropEverything(), MoveEverything()])
 def test_every_request_is_completed_once_under_pressure(policy: Preserve) -> None:
     requests = sample(load_trace(DEFAULT_TRACE), 2.0, 3, seconds=20)
     simulation = simulate(requests, policy)
