@@ -116,13 +116,45 @@ inline void decode(const Tile& tile, T* target) {
     store_pairs(target + v * kLanes, numbers(tile, v) * scale + low, numbers(tile, v + 1) * scale + low);
 }
 
-// A few rows of activations, [count][inputs], and their sums over each 32 inputs.
+#ifdef __AVX512VNNI__
+constexpr bool kByteProducts = true;
+#else
+constexpr bool kByteProducts = false;
+#endif
+
+// A few rows of activations, [count][inputs], and their sums over each 32 inputs; `bytes`, if there are any, are the
+// same as 256 * first half + second half, [count][inputs / 32][2][32] in the order of `store_bytes`, in units of `steps`.
 struct FewRows {
   static constexpr int kMost = 3;
   int count;
   const float* values;
   const float* sums;
+  const int8_t* bytes;
+  const float* steps;
 };
+
+// Bytes of the inputs 0 ... 15 and 16 ... 31, lowest bits of `first` and `second`, in the order of products with a
+// Q4Tile: in fours as far from one another as the nibbles of every second place in a word.
+inline void store_bytes(int8_t* target, Ints first, Ints second) {
+  constexpr Ints kUpper = {8, 9, 10, 11, 12, 13, 14, 15}, kOrder = {0, 4, 1, 5, 2, 6, 3, 7};
+  const Ints pairs = (first & 255) | (second & 255) << 16;
+  const Ints upper = reinterpret_cast<Ints>(permute(reinterpret_cast<Floats>(pairs), kUpper));
+  const Ints fours = reinterpret_cast<Ints>(permute(reinterpret_cast<Floats>(pairs | upper << 8), kOrder));
+  std::memcpy(target, &fours, kTileInputs);
+}
+
+// Rounds 32 activations to two bytes each, which is finer than bfloat16; returns the step.
+inline float encode_bytes(const float* values, int8_t* bytes) {
+  constexpr float kGreatest = 127 * 256;
+  const Floats first = load(values), second = load(values + kLanes);
+  const float step = largest(max(max(first, -first), max(second, -second))) / kGreatest;
+  const Floats inverse = splat(step > 0 ? 1 / step : 0.0f);
+  const Ints a = round_between(first * inverse, -kGreatest, kGreatest), a_high = (a + 128) >> 8;
+  const Ints b = round_between(second * inverse, -kGreatest, kGreatest), b_high = (b + 128) >> 8;
+  store_bytes(bytes, a_high, b_high);
+  store_bytes(bytes + kTileInputs, a - (a_high << 8), b - (b_high << 8));
+  return step;
+}
 
 // c [R][32] = rows times a quantised panel without decoding it: scale * sum(a q) + minimum * sum(a) for each group.
 // With one row this is half the work of decoding.
@@ -145,6 +177,53 @@ inline void multiply_few(const FewRows& rows, const Tile* tiles, int input_tiles
   for (int r = 0; r < R; r++)
     for (int w = 0; w < 2; w++) store(c + r * kPanel + w * kLanes, totals[r][w]);
 }
+
+#ifdef __AVX512VNNI__
+inline __m512i four(const int8_t* bytes) {
+  int32_t word;
+  std::memcpy(&word, bytes, sizeof word);
+  return _mm512_set1_epi32(word);
+}
+
+// The same in bytes: four products at a time, half of the work.
+template <int R>
+inline void multiply_few_bytes(const FewRows& rows, const Q4Tile* tiles, int input_tiles, float* c) {
+  const __m512i nibble = _mm512_set1_epi32(0x0f0f0f0f);
+  Floats totals[R][2] = {};
+  for (int t = 0; t < 2 * input_tiles; t++) {
+    const Q4Tile& tile = tiles[t];
+    prefetch_after(tile);
+    __m512i sums[R][2] = {};
+#pragma GCC unroll 4
+    for (int w = 0; w < 4; w++) {
+      const __m512i word = _mm512_loadu_si512(tile.words[w]);
+      const __m512i even = _mm512_and_si512(word, nibble);
+      const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(word, 4), nibble);
+      for (int r = 0; r < R; r++) {
+        const int8_t* bytes = rows.bytes + (r * input_tiles + t / 2) * 2 * kTileInputs + 8 * w;
+        for (int half = 0; half < 2; half++) {
+          sums[r][half] = _mm512_dpbusd_epi32(sums[r][half], even, four(bytes + half * kTileInputs));
+          sums[r][half] = _mm512_dpbusd_epi32(sums[r][half], odd, four(bytes + half * kTileInputs + 4));
+        }
+      }
+    }
+    const Floats scale = load_half(tile.scale), low = minimum(tile);
+    for (int r = 0; r < R; r++) {
+      const int group = r * input_tiles + t / 2;
+      const __m512i whole = _mm512_add_epi32(_mm512_slli_epi32(sums[r][0], 8), sums[r][1]);
+      totals[r][t % 2] += (Floats)_mm512_cvtepi32_ps(whole) * (scale * rows.steps[group]) + low * rows.sums[group];
+    }
+  }
+  for (int r = 0; r < R; r++)
+    for (int w = 0; w < 2; w++) store(c + r * kPanel + w * kLanes, totals[r][w]);
+}
+
+template <int R>
+inline void multiply_few(const FewRows& rows, const Q4Tile* tiles, int input_tiles, float* c) {
+  if (rows.bytes != nullptr) return multiply_few_bytes<R>(rows, tiles, input_tiles, c);
+  multiply_few<R, Q4Tile>(rows, tiles, input_tiles, c);
+}
+#endif
 
 template <class Tile>
 inline void multiply_few(const FewRows& rows, const Tile* tiles, int input_tiles, float* c) {
@@ -180,6 +259,9 @@ class Matrix {
 
   // Whether the numbers kept are not those that were given.
   bool approximate() const { return approximate_; }
+
+  // Whether a few rows should come in bytes as well.
+  bool wants_bytes() const { return kByteProducts && sizeof(T) == 2 && format_ == Format::kQ4; }
 
   // The tiles of a panel as T; in `scratch` (room for a panel) unless that is how they are kept.
   const T* panel(int index, T* scratch) const {

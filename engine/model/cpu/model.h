@@ -69,7 +69,7 @@ class Model : public AnyModel {
     size_t widest = std::max({sizes.hidden, queries_width_, sizes.intermediate});
     for (Scratch& scratch : scratch_) {
       scratch.panel = Memory(widest * kPanel * sizeof(T));
-      scratch.few = Memory(2 * FewRows::kMost * widest * sizeof(float));
+      scratch.few = Memory(3 * FewRows::kMost * widest * sizeof(float));
     }
   }
 
@@ -325,6 +325,8 @@ class Model : public AnyModel {
   void multiply_few(Scratch& scratch, const Matrix<T>& matrix, const Memory& input, int rows, Finish finish) {
     const int inputs = matrix.inputs, tiles = matrix.input_tiles();
     float *values = scratch.few.template as<float>(), *sums = values + FewRows::kMost * inputs;
+    float* steps = sums + FewRows::kMost * tiles;
+    int8_t* bytes = reinterpret_cast<int8_t*>(steps + FewRows::kMost * tiles);
     grow(scratch.product, FewRows::kMost * kPanel * sizeof(float));
     float* product = scratch.product.template as<float>();
     for (int row = 0; row < rows; row++)
@@ -333,10 +335,13 @@ class Model : public AnyModel {
         Floats first = load(source), second = load(source + kLanes);
         store(values + row * inputs + t * kTileInputs, first);
         store(values + row * inputs + t * kTileInputs + kLanes, second);
-        sums[row * tiles + t] = sum(first + second);
+        const int group = row * tiles + t;
+        sums[group] = sum(first + second);
+        if (matrix.wants_bytes())
+          steps[group] = encode_bytes(values + group * kTileInputs, bytes + group * 2 * kTileInputs);
       }
     team_.for_each(matrix.panels(), [&](int panel) {
-      matrix.multiply_few({rows, values, sums}, panel, product);
+      matrix.multiply_few({rows, values, sums, matrix.wants_bytes() ? bytes : nullptr, steps}, panel, product);
       for (int row = 0; row < rows; row++) finish(panel, row, product + row * kPanel);
     });
   }
