@@ -48,6 +48,11 @@ class Generation:
         self._error: Exception | None = None
         self._changed = asyncio.Event()
 
+    @property
+    def error(self) -> Exception | None:
+        """Why it failed; known before the last tokens are read."""
+        return self._error
+
     def __aiter__(self) -> Generation:
         return self
 

@@ -127,7 +127,9 @@ class EngineCore:
 
     def _refuse(self, command: m.Command, code: str, message: str) -> None:
         generation = command.generation if isinstance(command, m.Generate | m.Resume) else 0
-        self._items.append(m.Failed(command.context, generation, code, message))
+        # A fork that is refused is no fault of the context it was to be a copy of.
+        context = command.child if isinstance(command, m.Fork) else command.context
+        self._items.append(m.Failed(context, generation, code, message))
 
     def _obey(self, command: m.Command) -> None:
         match command:

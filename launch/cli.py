@@ -83,7 +83,7 @@ def doctor(
 def chat(
     url: Annotated[str, typer.Option(help="The server.")] = "http://127.0.0.1:8080",
     key: Annotated[str, typer.Option(envvar="MIDSTREAM_API_KEY", help="API key, if the server wants one.")] = "",
-    strategy: Annotated[str, typer.Option(help="off, prefill or notes; empty leaves it to the server.")] = "",
+    strategy: Annotated[str, typer.Option(help="off, prefill, draft or notes; empty leaves it to the server.")] = "",
     tool: Annotated[list[str] | None, typer.Option(help="A server tool the model may call; may be repeated.")] = None,
 ) -> None:
     """Chat in the terminal; what you type is streamed to the server while you type it."""

@@ -122,6 +122,7 @@ class Actor:
         for connection in self.journal.connections_of(webs):
             self._detach(connection)
         self._note_idleness()
+        self.thinker.update()
 
     def _detach(self, connection: str) -> None:
         self.journal.detach(connection)
@@ -230,12 +231,12 @@ class Actor:
             sent,
             typing_started_at=self._typing_started_at,
         )
-        self.thinker.hand_over(trace)
+        drafted = self.thinker.hand_over(trace)
         self._typing_started_at = 0.0
         self._anchor = self._last_id()
         self.session.response_started(response.id)
         self.journal.mark_active(True)
-        self.turn = Turn(self, response, respond.config, prompt, trace)
+        self.turn = Turn(self, response, respond.config, prompt, trace, drafted)
         self.turn.start()
 
     def _fitting_prompt(self, respond: Respond) -> list[int]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import secrets
 from dataclasses import dataclass
 
 import redis.asyncio
 
-from engine.messages import Sampling
+from engine.messages import GenerateParams, Grammar, Sampling
 from realtime.chat_format import ChatFormat
 from realtime.engine_link import EngineLink
 from realtime.publisher import Publisher
@@ -41,10 +40,8 @@ class Node:
         limit = self.settings.max_output_tokens
         return limit if config.max_output_tokens == "inf" else min(config.max_output_tokens, limit)
 
-    def seed(self, config: SessionConfig) -> int:
-        """The configured seed, or a fresh one for this response."""
-        return config.sampling.seed if config.sampling.seed is not None else secrets.randbits(63)
-
-    def sampling(self, config: SessionConfig, seed: int) -> Sampling:
+    def params(self, config: SessionConfig, seed: int, max_tokens: int, grammar: Grammar | None) -> GenerateParams:
+        """What a generation of a response is asked for with."""
         chosen = config.sampling
-        return Sampling(chosen.temperature, chosen.top_p, chosen.top_k, chosen.min_p, seed)
+        sampling = Sampling(chosen.temperature, chosen.top_p, chosen.top_k, chosen.min_p, seed)
+        return GenerateParams(max_tokens, sampling, self.format.stop_token_ids, grammar)

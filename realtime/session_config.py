@@ -9,7 +9,7 @@ from pydantic_core import PydanticCustomError
 
 from realtime.errors import ProtocolError
 
-Strategy = Literal["off", "prefill", "notes"]
+Strategy = Literal["off", "prefill", "draft", "notes"]
 OffsetUnit = Literal["utf16", "code_points"]
 MAX_INT = 2**63 - 1
 

@@ -38,10 +38,21 @@ class SessionContext:
                 self._handle = client.open("background", payer=self._payer)
             except (EngineLost, EngineError):
                 return None
-            self._handle.on_prefilled = self._on_prefilled
-            self._handle.on_kv_moved = self._on_kv_moved
-            self._handle.on_tool_ack = self._node.metrics.hint
+            self._listen(self._handle)
         return self._handle
+
+    def adopt(self, fork: ContextHandle) -> None:
+        """A fork takes the place of the context, which is closed."""
+        context, self._handle = self._handle, fork
+        self._listen(fork)
+        self._held_tokens = 0
+        if context is not None:
+            context.close()
+
+    def _listen(self, handle: ContextHandle) -> None:
+        handle.on_prefilled = self._on_prefilled
+        handle.on_kv_moved = self._on_kv_moved
+        handle.on_tool_ack = self._node.metrics.hint
 
     async def wait(self) -> ContextHandle:
         """The context, waiting for an engine if need be. Raises `EngineLost` when none comes."""

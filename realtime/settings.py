@@ -30,3 +30,5 @@ class RealtimeSettings(BaseSettings):
     max_tool_calls: int = Field(default=8, ge=1)
     settle_s: float = Field(default=0.25, gt=0)
     max_notes: int = Field(default=32, ge=0)
+    draft_pause_s: float = Field(default=0.3, gt=0)
+    max_drafts: int = Field(default=8, ge=0)

@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any
 from engine.client import ContextHandle, EngineError, EngineLost
 from engine.messages import GenerateParams, Grammar
 from realtime.held_call import HeldCall
-from realtime.hermes import call_object_prefix, call_schema
 from realtime.ids import new_id
 from realtime.messages import ToolResult
+from realtime.opening import open_answer
 from realtime.reasoning import ReasoningFilter
 from realtime.response import Event, Response
 from realtime.session_config import SessionConfig
+from realtime.simultaneous.drafts import Drafted
 from realtime.tasks import cancel_and_wait
 from realtime.tool_calls import CallDone, CallInvalid, TextPiece, ToolCallParser
 from realtime.toolbox import Toolbox
@@ -54,7 +55,13 @@ class Turn:
     when some of that is a reasoning block, which no later turn gets to see."""
 
     def __init__(
-        self, actor: Actor, response: Response, config: SessionConfig, prompt: list[int], trace: TurnTrace
+        self,
+        actor: Actor,
+        response: Response,
+        config: SessionConfig,
+        prompt: list[int],
+        trace: TurnTrace,
+        drafted: Drafted,
     ) -> None:
         self.response = response
         self.usage = TurnUsage()
@@ -67,7 +74,8 @@ class Turn:
         self._prompt_length = len(prompt)
         self._tools = Toolbox.of(config)
         self._budget = self._node.output_budget(config)
-        self._seed = self._node.seed(config)
+        self._drafted = drafted
+        self._seed = drafted.seed(config)
         self._holding: ContextHandle | None = None
         self._losses = 0
         self._reason = ""
@@ -120,29 +128,22 @@ class Turn:
 
     async def _rounds(self) -> None:
         for number in range(self._node.settings.max_tool_calls + 1):
-            forced = self._tools.forced(self._config.tool_choice) if number == 0 else []
-            calls = [await self._forced_round(forced)] if forced else await self._free_round()
+            forced = number == 0 and self._tools.forced(self._config.tool_choice)
+            calls = [await self._forced_round()] if forced else await self._free_round()
             if not calls or await self._run_calls(calls):
                 return
 
-    async def _forced_round(self, names: list[str]) -> ToolCall:
-        """A call that is valid by construction: its frame is given, name and arguments are constrained."""
+    async def _forced_round(self) -> ToolCall:
+        """A call that is valid by construction."""
         fmt = self._node.format
-        if fmt.opens_thought(self.tokens):
-            del self.tokens[-len(fmt.thought_open) :]
-            self.reasoned = True
-        given = ""
-        if len(names) == 1:
-            given = call_object_prefix(names[0])
-            self.tokens += fmt.forced_call_prefix(names[0])
-        else:
-            self.tokens += fmt.call_open
-        schema = call_schema([spec for spec in self._tools.specs() if spec.name in names])
-        call = json.loads(given + await self._constrained(Grammar("json_schema", schema, given)))
+        opening = open_answer(fmt, self._config, self._tools, self.tokens)
+        self.reasoned |= fmt.opens_thought(self.tokens)
+        self.tokens = list(opening.tokens)
+        call = json.loads(opening.given + await self._constrained(opening.grammar))
         self.tokens += fmt.forced_call_suffix
         return ToolCall(call["name"], json.dumps(call["arguments"], ensure_ascii=False))
 
-    async def _constrained(self, grammar: Grammar) -> str:
+    async def _constrained(self, grammar: Grammar | None) -> str:
         detokenizer = self._node.format.detokenizer()
         text = ""
         async for batch in self._stream(grammar):
@@ -162,9 +163,15 @@ class Turn:
         stream = self._stream(None)
         async for batch in stream:
             self.trace.first_token()
-            answer = reasoning.feed(detokenizer.feed(batch)).answer
-            self.reasoned |= reasoning.found
-            if self._on_text(answer, parser, calls):
+            # What ends at a certain token must not depend on how many arrive at once.
+            parts = [batch] if parser is None else [[token] for token in batch]
+            for i, part in enumerate(parts, 1):
+                answer = reasoning.feed(detokenizer.feed(part)).answer
+                self.reasoned |= reasoning.found
+                if ended := self._on_text(answer, parser, calls):
+                    self._unsay(len(parts) - i)
+                    break
+            if ended:
                 break
         rest = reasoning.feed(detokenizer.finish()).answer + reasoning.finish().answer
         self._on_text(rest, parser, calls)
@@ -199,12 +206,7 @@ class Turn:
         start, budget = len(self.tokens), self._budget
         self._reason = ""
         while True:
-            params = GenerateParams(
-                max_tokens=self._budget,
-                sampling=self._node.sampling(self._config, self._seed),
-                stop_token_ids=self._node.format.stop_token_ids,
-                grammar=grammar,
-            )
+            params = self._node.params(self._config, self._seed, self._budget, grammar)
             try:
                 generation = await self._generate(params)
                 async for batch in generation:
@@ -229,21 +231,29 @@ class Turn:
                 self.usage.add(generation.finished)
             return
 
+    def _unsay(self, count: int) -> None:
+        """The last `count` tokens are not part of the answer."""
+        if count:
+            del self.tokens[-count:]
+            self._budget += count
+            self.usage.generated(-count)
+
     async def _generate(self, params: GenerateParams) -> Any:
         held, self._holding = self._holding, None
         context = await self._actor.context.wait()
-        context.priority = "foreground"
         self.trace.asked()
+        if (draft := self._drafted.promote(self.tokens, params)) is not None:
+            self.usage.promoted(len(self.tokens), draft.computed_tokens)
+            return draft.generation
+        context.priority = "foreground"
         if held is context:
             # What was read ahead of the result may have been a wrong guess.
             known = context.keep(self.tokens)
             self.usage.began(len(self.tokens), context.kv_tokens)
-            generation = context.resume(self.tokens[known:], params)
-        else:
-            context.sync(self.tokens)
-            self.usage.began(len(self.tokens), context.kv_tokens)
-            generation = context.generate(params)
-        return generation
+            return context.resume(self.tokens[known:], params)
+        context.sync(self.tokens)
+        self.usage.began(len(self.tokens), context.kv_tokens)
+        return context.generate(self._drafted.guess(self.tokens, params))
 
     # Tool calls
 
@@ -315,6 +325,7 @@ class Turn:
 
     def _finish(self, status: str, details: Event | None) -> None:
         self._actor.context.stop()
+        self._drafted.end(self.tokens, self.trace)
         open_status = "completed" if status == "completed" else "incomplete"
         self._emit(self.response.close_open_parts(open_status, f"the response was {status}", self._last()))
         usage = self.usage.to_wire()

@@ -86,6 +86,15 @@ class TurnMetrics:
         self._output = Counter("midstream_output_tokens", "Answer tokens.", ("node",), registry=self.registry)
         self._turns = Counter("midstream_turns", "Turns by how they ended.", ("node", "status"), registry=self.registry)
         self._notes = Counter("midstream_notes", "Notes written before Send.", ("node",), registry=self.registry)
+        self._drafts = Counter(
+            "midstream_drafts",
+            "Answers begun before Send, by what became of them.",
+            ("node", "outcome"),
+            registry=self.registry,
+        )
+        self._draft_tokens = Counter(
+            "midstream_draft_tokens", "Tokens of drafts, by their use.", ("node", "use"), registry=self.registry
+        )
         self._tool_wait = Histogram(
             "midstream_tool_wait_seconds",
             "From hold to tool result.",
@@ -121,6 +130,15 @@ class TurnMetrics:
             self._answer.labels(node, record.strategy).observe(record.done_at - record.committed_at)
         if record.typing_started_at:
             self._typing.labels(node).observe(record.committed_at - record.typing_started_at)
+
+    def drafts(self, started: int, outcome: str | None, used: int, wasted: int) -> None:
+        """Those of one turn; `outcome` is that of the last one, if there was any, and the others were for nothing."""
+        best = outcome or "unused"
+        if started:
+            self._drafts.labels(self._node, best).inc()
+            self._drafts.labels(self._node, "unused").inc(started - 1)
+        self._draft_tokens.labels(self._node, "used").inc(used)
+        self._draft_tokens.labels(self._node, "wasted").inc(wasted)
 
     def tool(self, name: str, outcome: str, seconds: float) -> None:
         self._tool_wait.labels(self._node, name, outcome).observe(seconds)

@@ -21,7 +21,8 @@ class Arrival:
 
 @dataclass
 class TurnTrace:
-    """`sent` is the arrival of the commit (or of `response.create` when nothing was typed)."""
+    """`sent` is the arrival of the commit (or of `response.create` when nothing was typed). `draft` says what the
+    `drafts` begun before were good for, and `draft_tokens` are those of the answer that came from one."""
 
     session: str
     node: str
@@ -30,6 +31,10 @@ class TurnTrace:
     typing_started_at: float = 0.0
     prefilled_before_commit: int = 0
     notes: int = 0
+    drafts: int = 0
+    draft: str | None = None
+    draft_tokens: int = 0
+    draft_wasted_tokens: int = 0
     spans: list[tuple[str, float, float]] = field(default_factory=list)
     first_token_at: float = 0.0
     done_at: float = 0.0
@@ -98,6 +103,10 @@ class TurnTrace:
             "cached_tokens": usage.cached_tokens,
             "prefilled_before_commit": self.prefilled_before_commit,
             "notes": self.notes,
+            "drafts": self.drafts,
+            "draft": self.draft,
+            "draft_tokens": self.draft_tokens,
+            "draft_wasted_tokens": self.draft_wasted_tokens,
         }
 
     def trace_event(self, response_id: str, usage: TurnUsage) -> dict[str, Any]:

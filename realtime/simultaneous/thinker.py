@@ -1,4 +1,5 @@
-"""What happens before Send: the context follows the unsent text, and with strategy `notes` the model thinks about it.
+"""What happens before Send: the context follows the unsent text, with strategy `notes` the model thinks about it, and
+with strategy `draft` it begins to answer.
 
 Everything here runs at background priority, is void when the text it read changes, and never reaches the answer
 unless `response.create` finds it still true.
@@ -17,6 +18,7 @@ from realtime.conversation import Item, Message
 from realtime.session_config import SessionConfig
 from realtime.simultaneous import layouts
 from realtime.simultaneous.actions import ACTION_GRAMMAR, NOTE_TOKEN_BUDGET, parse_action
+from realtime.simultaneous.drafts import Drafted, Drafts
 from realtime.simultaneous.layouts import Entry
 from realtime.simultaneous.segmenter import stable_segments
 from realtime.turn_trace import Arrival, TurnTrace
@@ -34,6 +36,7 @@ class Thinker:
         self._actor = actor
         self._fmt = actor.node.format
         self._tokenizer = actor.node.format.stable_tokenizer()
+        self._drafts = Drafts(actor, self._prompt_if_sent, self.prefilled, self.update)
         self._entries: list[Entry] = []
         self._committed: tuple[str, list[Entry]] | None = None
         self._note: asyncio.Task[None] | None = None
@@ -56,6 +59,7 @@ class Thinker:
         if self._settle_timer is not None:
             self._settle_timer.cancel()
         self._settle_timer = asyncio.get_running_loop().call_later(self._actor.node.settings.settle_s, self._settle)
+        self._drafts.edited()
 
     def configured(self) -> None:
         """The configuration changed: notes made under the old one are void."""
@@ -73,13 +77,14 @@ class Thinker:
         self._entries = []
         self._settled = False
 
-    def hand_over(self, trace: TurnTrace) -> None:
-        """A turn begins and owns the context: what was done for it goes into its trace."""
+    def hand_over(self, trace: TurnTrace) -> Drafted:
+        """A turn begins and owns the context: what was done for it goes into its trace, what was drafted to it."""
         self._cancel_note("response")
         trace.prefilled_before_commit = self._prefilled
         trace.notes = len(self._committed[1]) if self._committed is not None else 0
         trace.spans += self._spans
         self._prefilled, self._spans = 0, []
+        return self._drafts.hand_over()
 
     def turn_ended(self) -> None:
         """From now on history is canonical: no notes."""
@@ -88,9 +93,11 @@ class Thinker:
     def engine_changed(self) -> None:
         """Notes stay true, only their KV is gone; `update` prefills again when an engine is there."""
         self._cancel_note("engine")
+        self._drafts.cancel("engine")
 
     def stop(self) -> None:
         self._cancel_note("closed")
+        self._drafts.stop()
         if self._settle_timer is not None:
             self._settle_timer.cancel()
 
@@ -115,6 +122,7 @@ class Thinker:
                 engine_started_at=item.started_at,
                 engine_ended_at=item.ended_at,
             )
+        self._begin_draft()
 
     def _report_prefill(self, kv_tokens: int) -> None:
         actor, buffer = self._actor, self._actor.session.buffer
@@ -143,9 +151,10 @@ class Thinker:
         return [*self._actor.prompt.base(config, items), *self._fmt.assistant_open, *self._fmt.thought_open]
 
     def update(self) -> None:
-        """Makes the context follow the unsent text, as far as the strategy goes."""
+        """Makes context and draft follow the unsent text, as far as the strategy goes."""
         actor = self._actor
         config = actor.session.config
+        self._drafts.revise()
         if actor.turn is not None or config.strategy == "off":
             return
         text = actor.session.buffer.text
@@ -158,16 +167,38 @@ class Thinker:
                 self._start_note(config, segment)
             else:
                 self._prefill(context, config, text)
+                self._begin_draft()
         except EngineLost:
             pass
         except EngineError as error:
             log.warning("session %s: %s", actor.session_id, error)
             actor.context.discard()
 
+    # Drafts
+
+    def _begin_draft(self) -> None:
+        """When the context has read the text, which is not before it has been told of it."""
+        actor = self._actor
+        if actor.turn is None and self._committed is None and (context := actor.context.now) is not None:
+            self._drafts.begin(context)
+
+    def _prompt_if_sent(self) -> list[int] | None:
+        """The prompt of an answer to what is typed or was just sent; None when there is neither."""
+        actor = self._actor
+        config, items, text = actor.session.config, list(actor.session.conversation), actor.session.buffer.text
+        if self._committed is not None:
+            return self.answer_prompt(config, items)
+        if not text.strip():
+            return None
+        fmt, ids = self._fmt, self._tokenizer.update(text)[0]
+        user = [*fmt.user_open, *ids, *fmt.user_close]
+        return [*actor.prompt.base(config, items), *user, *fmt.assistant_open, *fmt.thought_open]
+
     # Prefill
 
     def _settle(self) -> None:
-        self._settled = True
+        # A draft has read it all already.
+        self._settled = not self._drafts.is_open
         self.update()
 
     def _prefill(self, context: ContextHandle, config: SessionConfig, text: str) -> None:

@@ -272,6 +272,7 @@ def test_refused_commands_change_nothing(tiny: Any) -> None:
     expect_failure(driver, m.Append(1, [1] * 512), "context_length_exceeded")
     driver.apply(m.Fork(1, 2, "background"))
     expect_failure(driver, m.Fork(1, 3, "background"), "engine_overloaded")
+    assert [failure.context for failure in driver.of_kind(m.Failed)] == [3]
     assert driver.held_tokens(1) == PROMPT
 
 

@@ -79,6 +79,7 @@ WORDS = (
         "required",
         "disabled",
         "notes",
+        "draft",
         "prefill",
         "off",
         "utf16",
@@ -113,6 +114,7 @@ PLAUSIBLE: tuple[dict[str, Any], ...] = (
     {"type": "response.cancel"},
     {"type": "session.update", "session": {"midstream": {"strategy": "notes", "events": True}}},
     {"type": "session.update", "session": {"midstream": {"strategy": "prefill", "events": ["kv"]}}},
+    {"type": "session.update", "session": {"midstream": {"strategy": "draft", "events": ["draft"]}}},
     {"type": "session.update", "session": {"tools": [], "tool_choice": "auto", "max_output_tokens": 4}},
     {
         "type": "conversation.item.create",

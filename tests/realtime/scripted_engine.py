@@ -9,24 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from engine import messages as m
-from realtime import inbox
 from realtime.chat_format import ChatFormat
-from realtime.engine_link import EngineLink
-from realtime.host import Host
-from realtime.messages import Attach, ClientEvent, Completion, CompletionPart, Delivery, InboxMessage
 from realtime.node import Node
-from realtime.outbox import OutboxReader
-from realtime.publisher import Publisher
-from realtime.redis_connection import connect
-from realtime.settings import RealtimeSettings
-from realtime.tasks import cancel_and_wait
-from realtime.tool_dispatch import ToolDispatch
-from realtime.turn_metrics import TurnMetrics
+from tests.realtime.running_host import LIMIT_S, RunningHost, running_node
 
-LIMIT_S = 20.0
 MODEL = m.ModelInfo("scripted", "transformers", "fp32", 2048, 16, 128, 4)
 
 
@@ -40,7 +27,8 @@ class Script:
 
 @dataclass
 class ScriptedEngine:
-    """Keeps every command; `prompts` has the tokens of each generation's context as it began."""
+    """Keeps every command; `prompts` has the tokens of each generation's context as it began. `prefills`: it says
+    when it has read tokens, which it does at once. Without a script a generation says nothing until cancelled."""
 
     scripts: list[Script] = field(default_factory=list)
     commands: list[m.Command] = field(default_factory=list)
@@ -48,6 +36,7 @@ class ScriptedEngine:
     contexts: dict[int, list[int]] = field(default_factory=dict)
     running: dict[int, int] = field(default_factory=dict)
     writer: asyncio.StreamWriter | None = None
+    prefills: bool = False
     _obeyed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     async def until(self, condition: Callable[[], bool]) -> None:
@@ -85,8 +74,9 @@ class ScriptedEngine:
                 self.contexts[child] = list(self.contexts[context])
             case m.Append(context=context, tokens=tokens):
                 self.contexts[context] += tokens
+                return self._prefilled(context)
             case m.Generate(context=context, generation=generation, params=params):
-                return self._generate(context, generation, params)
+                return [*self._prefilled(context), *self._generate(context, generation, params)]
             case m.Cancel(context=context):
                 return self._cancel(context)
             case m.Truncate(context=context, length=length):
@@ -104,7 +94,7 @@ class ScriptedEngine:
         return []
 
     def _generate(self, context: int, generation: int, params: m.GenerateParams) -> list[m.Item]:
-        script = self.scripts.pop(0)
+        script = self.scripts.pop(0) if self.scripts else Script([], None)
         self.prompts.append(list(self.contexts[context]))
         items: list[m.Item] = []
         for batch in script.batches:
@@ -116,6 +106,9 @@ class ScriptedEngine:
             return items
         return [*items, self._finished(context, generation, script.reason)]
 
+    def _prefilled(self, context: int) -> list[m.Item]:
+        return [m.Prefilled(context, len(self.contexts[context]), 1)] if self.prefills else []
+
     def _cancel(self, context: int) -> list[m.Item]:
         generation = self.running.pop(context, None)
         return [] if generation is None else [self._finished(context, generation, "cancelled")]
@@ -124,85 +117,25 @@ class ScriptedEngine:
         return m.Finished(context, generation, reason, len(self.prompts[-1]), 0, 0, 0.0, 0.0, 0.0)
 
 
-class ScriptedHost:
-    """A running host; the test is its web process."""
+class ScriptedHost(RunningHost):
+    """A running host whose engine says what the test wants."""
 
     def __init__(self, node: Node, engine: ScriptedEngine) -> None:
-        self.node = node
-        self.format = node.format
+        super().__init__(node)
         self.engine = engine
-        self._outbox = OutboxReader(node.redis, "web")
-        self._unread: list[Delivery] = []
 
     def say(self, text: str, reason: m.FinishReason | None = "stop", size: int = 1) -> None:
         """What the next generation says, in batches of `size` tokens."""
         tokens = self.format.text(text)
         self.engine.scripts.append(Script([tokens[i : i + size] for i in range(0, len(tokens), size)], reason))
 
-    async def post(self, message: InboxMessage) -> None:
-        await inbox.post(self.node.redis, self.node.settings.node_id, message)
-
-    async def deliveries(self) -> AsyncIterator[msgspec.Raw]:
-        """What comes for the web process, in order; never waits for ever."""
-        async with asyncio.timeout(LIMIT_S):
-            while True:
-                while self._unread:
-                    yield self._unread.pop(0).event
-                self._unread = await self._outbox.read(block_ms=100)
-
-    async def complete(self, content: str = "Hi", **fields: Any) -> list[CompletionPart]:
-        """The parts of one completion, the last one with the usage or an error."""
-        messages = [{"role": "user", "content": content}]
-        defaults: dict[str, Any] = {"max_tokens": 64, "sampling": m.Sampling(), "seed": 0, "received_at": 0.0}
-        await self.post(Completion("call", "web", messages, **defaults | fields))
-        parts: list[CompletionPart] = []
-        async for event in self.deliveries():
-            parts.append(msgspec.json.decode(event, type=CompletionPart))
-            if parts[-1].usage or parts[-1].error_code:
-                break
-        return parts
-
-    async def open_session(self) -> None:
-        await self.post(Attach("session", "socket", "web", "owner"))
-
-    async def send(self, event_type: str, **fields: Any) -> None:
-        event = msgspec.Raw(msgspec.json.encode({"type": event_type, **fields}))
-        await self.post(ClientEvent("session", "socket", event, 0.0, web="web"))
-
-    async def events_until(self, event_type: str) -> list[dict[str, Any]]:
-        events: list[dict[str, Any]] = []
-        async for raw in self.deliveries():
-            events.append(msgspec.json.decode(raw))
-            if events[-1]["type"] == event_type:
-                break
-        return events
-
-    async def ask(self, text: str = "Hi", **response: Any) -> list[dict[str, Any]]:
-        """All events from a user's message to the end of the response."""
-        await self.send("input_text_buffer.commit", text=text)
-        await self.send("response.create", response=response)
-        return await self.events_until("response.done")
-
 
 @contextlib.asynccontextmanager
-async def scripted_host(fmt: ChatFormat, redis_url: str, folder: Path) -> AsyncIterator[ScriptedHost]:
+async def scripted_host(fmt: ChatFormat, redis_url: str, folder: Path, **settings: Any) -> AsyncIterator[ScriptedHost]:
     socket = folder / "engine.sock"
-    settings = RealtimeSettings(redis_url=redis_url, engine_socket=socket, max_output_tokens=64)
-    client = connect(redis_url)
-    publisher = Publisher(client)
-    hosts: list[Host] = []
-    link = EngineLink(socket, lambda: hosts[0].engine_changed())
-    tools = ToolDispatch(client, publisher, settings)
-    node = Node(settings, "scripted", client, publisher, link, fmt, tools, TurnMetrics("node-1"))
-    hosts.append(Host(node))
     engine = ScriptedEngine()
-    async with await asyncio.start_unix_server(engine.serve, socket):
-        running = asyncio.create_task(hosts[0].run())
-        try:
-            yield ScriptedHost(node, engine)
-        finally:
-            await cancel_and_wait([running])
-            await hosts[0].close()
-            if link.current is not None:
-                await link.current.aclose()
-            await client.aclose()
+    async with (
+        await asyncio.start_unix_server(engine.serve, socket),
+        running_node(fmt, redis_url, socket, "scripted", **settings) as node,
+    ):
+        yield ScriptedHost(node, engine)
