@@ -22,6 +22,10 @@ class RandomPolicy:
         """Most of the time nothing, so that there is something left to be moved."""
         return [self._decision(one) for one in held if self._rng.random() < 0.4]
 
+    def moves_preempted(self, tokens: int, load: Load) -> bool:
+        """Now and then."""
+        return self._rng.random() < 0.5
+
     def observe(self, call: Call, seconds: float) -> None:
         """Learns nothing."""
 

@@ -360,7 +360,8 @@ class EngineCore:
             return 0.0
         if any(holds.must_wait for holds in self._holds.values()):
             return min(holds.wait_seconds() for holds in self._holds.values())
-        limited = self._scheduler.wait_seconds(filter(self._can_go_on, self._active.values()))
+        is_moving = any(holds.tiers.is_moving for holds in self._holds.values())
+        limited = self._scheduler.wait_seconds(filter(self._can_go_on, self._active.values()), is_moving)
         waits = [_COMPILING_POLL_S] if self._compiling else []
         waits += [] if limited is None else [limited]
         waits += [holds.wait_seconds() for holds in self._holds.values()]
@@ -444,6 +445,7 @@ class EngineCore:
         for discard in plan.discards:
             self.counters.preemptions += discard.reason == "preempted"
             self._report_discard(discard)
+        self.counters.preemptions += plan.moved
         return plan
 
     def _move_kv(self, index: int, holds: Holds) -> None:
@@ -657,6 +659,16 @@ class EngineCore:
 
     # Inspection
 
+    @property
+    def contexts(self) -> list[Context]:
+        """All that are open."""
+        return list(self._contexts.values())
+
+    @property
+    def hold_count(self) -> int:
+        """How many contexts a policy decides about."""
+        return sum(holds.count for holds in self._holds.values())
+
     def stats(self) -> m.Stats:
         """The gauges and counters of this moment."""
         owned: dict[str, set[tuple[int, int]]] = {"running": set(), "held": set(), "idle": set()}
@@ -705,6 +717,7 @@ class EngineCore:
             contexts = [context for context in self._contexts.values() if context.model == index]
             model.pool.check_integrity([*(c.device_blocks for c in contexts), *model.tiers.held_blocks()])
             model.pool.host.check_integrity([*(c.parked.slots for c in contexts), *model.tiers.held_slots()])
+            self._holds[index].check_integrity(contexts)
         for context in self._contexts.values():
             context.check_integrity()
         assert self._active.keys() == {c.id for c in self._contexts.values() if c.pending or c.is_restoring}, (

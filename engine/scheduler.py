@@ -77,17 +77,27 @@ class Reserve(Protocol):
         ...
 
     def reclaim(self, blocks: int) -> list[Discard]:
-        """Gives at least `blocks` up, if there are so many."""
+        """Gives at least `blocks` up, if there are so many, those that are `leaving` included."""
+        ...
+
+    def leaving(self) -> int:
+        """How many blocks are on their way to the host, and free after that."""
+        ...
+
+    def preempt(self, context: Context) -> bool:
+        """Begins to move a running context to the host, if that is better than to drop its KV."""
         ...
 
 
 @dataclass(slots=True)
 class Plan:
-    """One step. `starved` are, by model, the blocks that work needs which did not get them."""
+    """One step. `starved` are, by model, the blocks that work needs which did not get them; `moved` contexts had to
+    make room and are on their way to the host."""
 
     work: list[Work] = field(default_factory=list)
     discards: list[Discard] = field(default_factory=list)
     starved: dict[int, int] = field(default_factory=dict)
+    moved: int = 0
 
     @property
     def is_pure_decode(self) -> bool:
@@ -124,6 +134,7 @@ class Scheduler:
         self._steps = 0
         self._hungry_steps = 0
         self._stuck: frozenset[Context] = frozenset()
+        self._first_starved: dict[int, _Precedence] = {}
 
     def plan(
         self,
@@ -143,16 +154,17 @@ class Scheduler:
         waiting = sorted(pending, key=_RANK)
         step = _Step(waiting, idle, held or {}, self._steps, self._step_tokens)
         foreground, background = _queues(waiting)
-        _restore(step, waiting)
+        _restore(step, waiting, self._first_starved)
         self._fill_foreground(step, foreground)
         rooms = self._fill_background(step, background) if background else {}
         self._add_drafts(step, rooms)
         self._stuck = frozenset() if step.work else frozenset(waiting)
-        return Plan(list(step.work.values()), step.discards, step.starved)
+        self._first_starved = step.first_starved
+        return Plan(list(step.work.values()), step.discards, step.starved, step.moved)
 
-    def wait_seconds(self, pending: Iterable[Context]) -> float | None:
+    def wait_seconds(self, pending: Iterable[Context], is_moving: bool = False) -> float | None:
         """Seconds until some of the pending work may run: 0.0 unless all of it is limited, or waits for blocks that
-        limited work has; None: there is none."""
+        limited work has; infinite if it waits for blocks and moves are under way; None: there is none."""
         now = self._clock()
         limited = math.inf
         any_pending = False
@@ -164,7 +176,7 @@ class Scheduler:
             limited = min(limited, wait or math.inf)
         if not any_pending:
             return None
-        return limited if limited < math.inf else 0.0
+        return limited if limited < math.inf or is_moving else 0.0
 
     def _fill_foreground(self, step: _Step, queue: Sequence[Context]) -> None:
         # No later work overtakes what waits for blocks, or it could wait for ever.
@@ -296,6 +308,8 @@ class _Step:
         self.waiting = waiting
         self.held = held
         self.starved: dict[int, int] = {}
+        self.first_starved: dict[int, _Precedence] = {}
+        self.moved = 0
         self.work: dict[Context, Work] = {}
         self.discards: list[Discard] = []
         self.models: set[int] = set()
@@ -353,6 +367,9 @@ class _Step:
             return True
         idle, running = list(self._idle_victims(context)), list(self._running_victims(context))
         reserve = self.held.get(context.model)
+        if reserve is not None and needed() <= pool.free_count + reserve.leaving():
+            self._starve(context, needed())
+            return False
         # One less may do: a block that is shared with a victim will not have to be copied.
         obtainable = pool.free_count + len({block for victim in idle + running for block in victim.device_blocks}) + 1
         obtainable += reserve.reclaimable() if reserve is not None else 0
@@ -366,21 +383,38 @@ class _Step:
         if reserve is not None:
             self.discards += reserve.reclaim(needed() - pool.free_count)
         for victim in running:
-            if needed() <= pool.free_count:
-                return True
-            self._discard(victim)
+            if needed() <= pool.free_count + (reserve.leaving() if reserve is not None else 0):
+                break
+            self._preempt(victim, reserve)
         if needed() <= pool.free_count:
             return True
         self._starve(context, needed())
         return False
 
     def _starve(self, context: Context, needed: int) -> None:
-        self.starved[context.model] = self.starved.get(context.model, 0) + needed
+        model, precedence = context.model, _precedence(context)
+        self.starved[model] = self.starved.get(model, 0) + needed
+        self.first_starved[model] = min(self.first_starved.get(model, precedence), precedence)
 
-    def _discard(self, victim: Context) -> None:
+    def _preempt(self, victim: Context, reserve: Reserve | None) -> None:
+        """Takes its KV away: what is moved is free after that, what is dropped at once."""
+        planned = self.work.get(victim)
+        # Copies that are not made any more would leave a block without its contents.
+        is_whole = planned is None or not planned.copies
+        if reserve is not None and victim.wants_kv and is_whole and reserve.preempt(victim):
+            self._unplan(victim)
+            self.preempted.add(victim)
+            self.moved += 1
+        else:
+            self._discard(victim)
+
+    def _unplan(self, victim: Context) -> None:
         planned = self.work.pop(victim, None)
         if planned is not None:
             self.left += planned.count
+
+    def _discard(self, victim: Context) -> None:
+        self._unplan(victim)
         reason = "preempted" if victim.wants_kv else "memory pressure"
         if victim.wants_kv:
             self.preempted.add(victim)
@@ -403,11 +437,24 @@ class _Step:
                 yield victim
 
 
-def _restore(step: _Step, waiting: Sequence[Context]) -> None:
-    """Brings KV back from the host for contexts that go on, first come, first served."""
+_Precedence = tuple[bool, int, int]
+
+
+def _precedence(context: Context) -> _Precedence:
+    return context.priority == "background", context.arrival, context.id
+
+
+def _restore(step: _Step, waiting: Sequence[Context], first_starved: Mapping[int, _Precedence]) -> None:
+    """Brings KV back from the host for contexts that go on, first come, first served; those behind one that starved in
+    the last step would take from it what has become free since."""
     blocked: set[int] = set()
     for context in waiting:
-        if context.parked and context.model not in blocked and not context.held and not step.restore(context):
+        if not context.parked or context.held or context.model in blocked:
+            continue
+        first = first_starved.get(context.model)
+        if first is not None and first < _precedence(context):
+            continue
+        if not step.restore(context):
             blocked.add(context.model)
 
 

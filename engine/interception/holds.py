@@ -7,7 +7,7 @@ for it, does not give enough.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from engine.context import Context
@@ -70,6 +70,11 @@ class Holds:
         return bool(self._holds) or self.tiers.is_moving
 
     @property
+    def count(self) -> int:
+        """How many contexts are held."""
+        return len(self._holds)
+
+    @property
     def device_blocks(self) -> int:
         """How many blocks of the device are kept for holds, without those that are shared."""
         size = self.tiers.pool.block_size
@@ -81,9 +86,15 @@ class Holds:
         """Whether no step may begin before moves have ended."""
         return self.policy.stalls and self.tiers.is_moving
 
+    @property
+    def can_restore(self) -> bool:
+        """Whether KV of a context whose call has ended can be brought back now."""
+        ended = [hold.context for hold in self._holds.values() if hold.ended]
+        return any(self.restorable(context) > 0 for context in ended) and self.tiers.pool.free_count > 0
+
     def wait_seconds(self) -> float:
-        """Seconds until a move may have ended."""
-        return self.tiers.wait_seconds()
+        """Seconds until a step has something to do for holds, or may find a move ended."""
+        return 0.0 if self.can_restore else self.tiers.wait_seconds()
 
     def begin(self, context: Context, call: Call, call_id: str = "") -> None:
         """A context is held from now on."""
@@ -149,16 +160,35 @@ class Holds:
         discards = self._obey(target)
         longest = sorted(self._still(), key=lambda hold: hold.since)
         for hold in longest:
-            if pool.free_count >= target:
+            missing = target - pool.free_count - self.leaving()
+            if missing <= 0:
                 return discards
-            discards += self._drop(hold.context, hold.context.private_blocks[: target - pool.free_count], _PRESSURE)
+            discards += self._drop(hold.context, hold.context.private_blocks[:missing], _PRESSURE)
         for hold in longest:
-            if pool.free_count >= target:
+            if pool.free_count + self.leaving() >= target:
                 break
             if hold.context.device_blocks:
                 discards.append(Discard(hold.context, hold.context.drop_device_kv(), _PRESSURE))
                 hold.layout = None
         return discards
+
+    def leaving(self) -> int:
+        """See `Reserve`."""
+        return self.tiers.moving("out")
+
+    def preempt(self, context: Context) -> bool:
+        """See `Reserve`."""
+        blocks = context.private_blocks
+        if context.parked or not blocks or not self.tiers.can_start or self.tiers.host_free < len(blocks):
+            return False
+        if not self.policy.moves_preempted(len(blocks) * self.tiers.pool.block_size, self._load(0)):
+            return False
+        return self.tiers.move_out(context, blocks) > 0
+
+    def check_integrity(self, contexts: Iterable[Context]) -> None:
+        """Asserts that the holds are those of the contexts of this model that are held."""
+        held = {context.id: context for context in contexts if context.held}
+        assert {id: hold.context for id, hold in self._holds.items()} == held, "holds differ from held contexts"
 
     def _still(self) -> list[_Hold]:
         """Holds of contexts that compute nothing meanwhile."""
@@ -262,6 +292,7 @@ class Holds:
             host_free_tokens=self.tiers.host_free * size,
             swap_out_tokens=self._budget() * size,
             queue_delay_s=self._queue_delay_s,
+            leaving_tokens=self.leaving() * size,
         )
 
 

@@ -71,6 +71,8 @@ class Load:
     """What may leave the device during this step without making it longer (N_i under constraints a-c)."""
     queue_delay_s: float = 0.0
     """How long a context that came back without its KV waited, lately, until it was computed again."""
+    leaving_tokens: int = 0
+    """On their way to the host: their memory is free soon."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,10 @@ class Policy(Protocol):
 
     def decide(self, held: Sequence[Held], load: Load) -> list[Decision]:
         """For the contexts whose layout is to change, in the order in which the budget is to be spent."""
+        ...
+
+    def moves_preempted(self, tokens: int, load: Load) -> bool:
+        """Whether a running context that has to make room should be moved to the host; else its KV is dropped."""
         ...
 
     def observe(self, call: Call, seconds: float) -> None:

@@ -40,6 +40,10 @@ class Continuum:
             decisions.append(Decision(one.id, one.device_tokens - moved, moved))
         return relieve(decisions, held, load, lambda one: -one.arrival)
 
+    def moves_preempted(self, tokens: int, load: Load) -> bool:
+        """See `Policy`."""
+        return False
+
     def observe(self, call: Call, seconds: float) -> None:
         """See `Policy`."""
         self._history.observe(Call(call.tool), seconds)

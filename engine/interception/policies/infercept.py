@@ -42,6 +42,10 @@ class InferCept:
                 decisions.append(Decision(one.id, dropped, moved))
         return relieve(decisions, held, load, lambda one: -self._remaining(one))
 
+    def moves_preempted(self, tokens: int, load: Load) -> bool:
+        """See `Policy`."""
+        return False
+
     def observe(self, call: Call, seconds: float) -> None:
         """Learns nothing."""
 

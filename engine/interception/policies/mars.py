@@ -43,6 +43,10 @@ class Mars:
                 decisions.append(Decision(one.id, swap_tokens=moved))
         return relieve(decisions, held, load, lambda one: -one.elapsed_s)
 
+    def moves_preempted(self, tokens: int, load: Load) -> bool:
+        """See `Policy`."""
+        return False
+
     def observe(self, call: Call, seconds: float) -> None:
         """See `Policy`."""
         self._history.observe(Call(call.tool), seconds)

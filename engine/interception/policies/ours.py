@@ -107,6 +107,12 @@ class Ours:
         loss = {case.one.id: case.price_s - min(case.remaining_s, case.price_s) for case in cases}
         return relieve(decisions, held, load, lambda one: loss.get(one.id, math.inf))
 
+    def moves_preempted(self, tokens: int, load: Load) -> bool:
+        """See `Policy`. Moving costs the link twice, and computing again what it adds to steps."""
+        queries, others = load.query_tokens, load.running_tokens
+        again = self._timing.forward_s(queries + tokens, others + tokens) - self._timing.forward_s(queries, others)
+        return 2 * self._timing.swap_s(tokens) < again
+
     def observe(self, call: Call, seconds: float) -> None:
         """See `Policy`."""
         call = self._kind(call)

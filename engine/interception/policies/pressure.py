@@ -12,7 +12,8 @@ def relieve(
 ) -> list[Decision]:
     """`decisions`, and drops in addition that cover what is missing: of the lowest `rank` first, from the head on."""
     by_context = {decision.context: decision for decision in decisions}
-    missing = load.waiting_tokens - load.free_tokens - sum(decision.drop_tokens for decision in decisions)
+    missing = load.waiting_tokens - load.free_tokens - load.leaving_tokens
+    missing -= sum(decision.drop_tokens + decision.swap_tokens for decision in decisions)
     for one in sorted(held, key=rank) if missing > 0 else ():
         if missing <= 0:
             break

@@ -17,6 +17,10 @@ class _Forgetful:
     keeps_arrival = True
     stalls = False
 
+    def moves_preempted(self, tokens: int, load: Load) -> bool:
+        """See `Policy`."""
+        return False
+
     def observe(self, call: Call, seconds: float) -> None:
         """See `Policy`."""
 

@@ -38,6 +38,9 @@ class Told:
         decisions, self.next = self.next, []
         return decisions
 
+    def moves_preempted(self, tokens: int, load: Load) -> bool:
+        return False
+
     def observe(self, call: Call, seconds: float) -> None:
         self.observed.append((call, seconds))
 
@@ -207,6 +210,27 @@ def test_an_ended_call_has_its_kv_brought_back_before_the_result_is_there() -> N
     at.contexts[0].held = False
     at.contexts[0].absorb()
     assert at.contexts[0].kv_length == 18
+
+
+def test_there_is_something_to_do_as_long_as_kv_of_an_ended_call_can_be_brought_back() -> None:
+    at = Setting()
+    at.hold()
+    at.step(Decision(1, swap_tokens=18))
+    at.now += 0.05
+    at.step()
+    assert at.holds.wait_seconds() == math.inf
+    at.hear("finished")
+    others = at.pool.allocate(at.pool.free_count)
+    assert at.holds.wait_seconds() == math.inf
+    at.pool.release(others)
+    for left in (3, 1, 0):
+        assert at.holds.wait_seconds() == 0.0
+        at.step()
+        assert len(at.contexts[0].parked.absent) == left
+        at.now += at.holds.wait_seconds()
+    at.step()
+    assert at.contexts[0].parked.slots == []
+    assert at.holds.wait_seconds() == math.inf
 
 
 def test_moves_keep_to_what_the_link_carries_during_a_step() -> None:
