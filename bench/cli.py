@@ -90,15 +90,16 @@ def step(
 @app.command()
 def verbs(
     json_file: Json = None,
-    count: Annotated[int, typer.Option(min=1, help="How many verbs.")] = 100_000,
+    count: Annotated[int, typer.Option(min=1, help="How many verbs at least.")] = 100_000,
+    aborts: Annotated[int, typer.Option(min=0, help="How many aborts of something under way at least.")] = 10_000,
     seed: Annotated[int, typer.Option(help="Odd seeds also run ahead.")] = 1,
 ) -> None:
-    """Random verbs and cancels on a tiny model: blocks owned = blocks referenced at every idle point, none leaked."""
+    """Random verbs and aborts on a tiny model: blocks owned = blocks referenced at every idle point, none leaked."""
     from bench import verbs as bench
 
     with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("verbs", total=count)
-        report = bench.run(count, seed, lambda done: progress.update(task, completed=done))
+        report = bench.run(count, seed, lambda done: progress.update(task, completed=done), aborts=aborts)
     if json_file is not None:
         json_file.write_text(json.dumps(report, indent=2) + "\n")
     Console().print_json(data=report)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from engine import messages as m
@@ -11,6 +11,10 @@ from engine import messages as m
 CALL = "call"
 ILLEGAL = 0.1
 """Share of the commands that go to any context, whatever its state."""
+DISCONNECT_EVERY = 250
+"""Commands, on average."""
+DELICATE = 0.2
+"""How often a delicate context is aborted."""
 
 
 @dataclass
@@ -40,9 +44,17 @@ class RandomVerbs:
         """How many steps to run before the next command."""
         return self._rng.choice([0, 0, 1, 1, 2, 4])
 
-    def next(self) -> m.Command:
-        """The next command; what it does is noted as if it were obeyed."""
-        command = self._choose()
+    def is_cut_off(self) -> bool:
+        """Whether the connection is lost before the next command: all contexts are gone then."""
+        if self._rng.randrange(DISCONNECT_EVERY):
+            return False
+        self._seen.clear()
+        return True
+
+    def next(self, delicate: Sequence[int] = ()) -> m.Command:
+        """The next command; what it does is noted as if it were obeyed. `delicate` contexts are often aborted."""
+        is_abort = bool(delicate) and self._rng.random() < DELICATE
+        command = self._abort(self._rng.choice(delicate)) if is_abort else self._choose()
         self._note(command)
         return command
 
@@ -118,6 +130,10 @@ class RandomVerbs:
         if kind < 93:
             return m.SetPriority(self._one(lambda seen: True), self._priority())
         return m.Close(self._one(lambda seen: True))
+
+    def _abort(self, context: int) -> m.Command:
+        commands: list[m.Command] = [m.Cancel(context), m.Truncate(context, self._length(context)), m.Close(context)]
+        return self._rng.choice(commands)
 
     def _open(self) -> m.Open:
         rng = self._rng

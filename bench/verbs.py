@@ -1,15 +1,19 @@
-"""`midstream bench verbs`: random verbs with random cancels on a tiny model, looking for lost blocks.
+"""`midstream bench verbs`: random verbs with random aborts on a tiny model, looking for lost blocks.
 
-Two models with small pools, so that KV is taken away, copied and evicted all the time. At every idle point each block
-must be free, cached under the key of what it holds, or held by exactly the contexts that refer to it; at the end
-everything is closed and all blocks must be free again.
+Two models with small pools, so that KV is taken away, moved, copied and evicted all the time. At every idle point each
+block must be free, cached under the key of what it holds, or held by exactly the contexts that refer to it. Now and
+then the connection is lost, which closes everything, and at the end everything is closed: then no block, host slot,
+move or hold may be left.
+
+An abort is a cancel, a truncate, a close or a lost connection that meets a context which is about something; it is
+counted under what that was.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -19,6 +23,7 @@ from bench.random_policy import RandomPolicy
 from bench.random_verbs import RandomVerbs
 from engine import messages as m
 from engine.admission import Admission
+from engine.context import Context
 from engine.core import EngineCore
 from engine.kv.host_tier import make_host_tier
 from engine.model.attention import IMPLEMENTATION
@@ -31,15 +36,21 @@ VOCAB = 96
 CONTEXTS, MOST_CONTEXTS = 12, 10
 POOLS = (28, 16)
 BLOCK_SIZE = 4
-LINK_BYTES_PER_S = 3e6
+LINK_BYTES_PER_S = 1e6
 IDLE_EVERY = 200
+DELICATE = {"moving out", "moving in", "waiting to be restored", "reading partial output"}
 
 
 @dataclass
 class Report:
-    """`leaked` blocks were not free after everything was closed."""
+    """After everything was closed, `leaked` blocks were not free, nor `leaked_slots` of the host, and `open_holds` and
+    `open_moves` were left."""
 
     verbs: int = 0
+    aborts: int = 0
+    aborts_while: dict[str, int] = field(default_factory=dict)
+    aborts_by: dict[str, int] = field(default_factory=dict)
+    disconnects: int = 0
     refused: int = 0
     generations: int = 0
     cancelled: int = 0
@@ -51,36 +62,46 @@ class Report:
     prefix_hit_tokens: int = 0
     accepted_tokens: int = 0
     leaked: int = 0
+    leaked_slots: int = 0
+    open_moves: int = 0
+    open_holds: int = 0
     seconds: float = 0.0
 
 
-def run(count: int, seed: int = 1, progress: Callable[[int], None] = lambda done: None) -> dict[str, Any]:
-    """Raises `AssertionError` at the first idle point whose blocks do not add up."""
+def run(
+    count: int, seed: int = 1, progress: Callable[[int], None] = lambda done: None, *, aborts: int = 0
+) -> dict[str, Any]:
+    """At least `count` verbs, and more until there were `aborts`. Raises `AssertionError` at the first idle point whose
+    blocks do not add up."""
     threads = torch.get_num_threads()
     # A model this small is done before a second thread has woken up.
     torch.set_num_threads(1)
     try:
-        return asdict(_run(count, seed, progress))
+        return asdict(_run(count, aborts, seed, progress))
     finally:
         torch.set_num_threads(threads)
 
 
-def _run(count: int, seed: int, progress: Callable[[int], None]) -> Report:
+def _run(count: int, aborts: int, seed: int, progress: Callable[[int], None]) -> Report:
     core = make_core(run_ahead=bool(seed % 2))
     verbs = RandomVerbs(seed, contexts=CONTEXTS, most=MOST_CONTEXTS, models=len(POOLS), vocab=VOCAB)
     report, started = Report(), time.perf_counter()
-    for number in range(1, count + 1):
-        core.apply(verbs.next())
+    while report.verbs < count or report.aborts < aborts:
+        report.verbs += 1
+        if verbs.is_cut_off():
+            _disconnect(core, verbs, report)
+        command = verbs.next([context.id for context in core.contexts if _state(context) in DELICATE])
+        _note_abort(core, command, report)
+        core.apply(command)
         for _ in range(verbs.steps()):
             _step(core, verbs, report)
-        if number % IDLE_EVERY == 0:
+        if report.verbs % IDLE_EVERY == 0:
             _settle(core, verbs, report)
-            progress(number)
+            progress(report.verbs)
     for context in range(CONTEXTS):
         core.apply(m.Close(context))
     _settle(core, verbs, report)
-    report.verbs = count
-    report.leaked = sum(POOLS) - core.stats().blocks_free
+    _look_for_leaks(core, report)
     counters = core.counters
     report.preemptions, report.accepted_tokens = counters.preemptions, counters.accepted_tokens
     report.prefix_hit_tokens = counters.prefix_hit_tokens
@@ -88,6 +109,53 @@ def _run(count: int, seed: int, progress: Callable[[int], None]) -> Report:
     report.recomputed_tokens = counters.recomputed_tokens
     report.seconds = time.perf_counter() - started
     return report
+
+
+def _disconnect(core: EngineCore, verbs: RandomVerbs, report: Report) -> None:
+    """Everything is closed at once; whoever comes next takes the same ids, at times while moves still end."""
+    for context in core.contexts:
+        _count_abort(context, "disconnect", report)
+    core.close_all()
+    report.disconnects += 1
+    if report.disconnects % 2:
+        _settle(core, verbs, report)
+        _look_for_leaks(core, report)
+
+
+def _look_for_leaks(core: EngineCore, report: Report) -> None:
+    report.leaked += sum(POOLS) - core.stats().blocks_free
+    report.leaked_slots += core.stats().blocks_host
+    report.open_moves += sum(model.tiers.is_moving for model in core.models)
+    report.open_holds += core.hold_count
+
+
+def _note_abort(core: EngineCore, command: m.Command, report: Report) -> None:
+    if isinstance(command, m.Cancel | m.Truncate | m.Close):
+        for context in core.contexts:
+            if context.id == command.context:
+                _count_abort(context, type(command).__name__.lower(), report)
+
+
+def _count_abort(context: Context, by: str, report: Report) -> None:
+    state = _state(context)
+    if state is not None:
+        report.aborts += 1
+        report.aborts_while[state] = report.aborts_while.get(state, 0) + 1
+        report.aborts_by[by] = report.aborts_by.get(by, 0) + 1
+
+
+def _state(context: Context) -> str | None:
+    """What an abort interrupts; None: nothing."""
+    moves = {place.block is None for _, place in context.parked.items() if place.move is not None}
+    if moves:
+        return "moving in" if True in moves else "moving out"
+    if context.held:
+        return "reading partial output" if context.pending else "held"
+    if context.is_restoring:
+        return "waiting to be restored"
+    if context.generation is not None:
+        return "generating" if context.generation.output_tokens else "in the prompt"
+    return "in the prompt" if context.pending else None
 
 
 def make_core(*, run_ahead: bool) -> EngineCore:

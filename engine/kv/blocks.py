@@ -178,6 +178,18 @@ class BlockPool:
         return best.start + min(len(best) // 2, max(len(best) - count, 0))
 
     def _evict(self) -> int:
-        block, _ = self._cached.popitem(last=False)
+        block = next(iter(self._cached))
+        # What a move still read when its context went away is let go of after the blocks before it.
+        block = next((behind for behind in reversed(self._behind(block)) if behind in self._cached), block)
+        for moving in reversed(self._behind(block)):
+            self.prefix.remove(moving)
+        del self._cached[block]
         self.prefix.remove(block)
         return block
+
+    def _behind(self, block: int) -> list[int]:
+        """All keyed blocks behind a keyed one, each after the one before it."""
+        found = self.prefix.children(block)
+        for child in found:
+            found += self.prefix.children(child)
+        return found

@@ -262,3 +262,21 @@ def test_a_block_that_was_closed_and_reused_is_not_touched_by_the_end_of_its_mov
     assert at.used() == (2, 2)
     at.pass_time(1)
     assert at.used() == (0, 0)
+
+
+@pytest.mark.parametrize("ended", [False, True])
+@pytest.mark.parametrize("moved", [[1], [2], [1, 2, 3], [3]])
+@pytest.mark.parametrize("taken", range(1, BLOCKS + 1))
+def test_what_was_closed_on_its_way_is_evicted_no_later_than_what_is_before_it(
+    moved: list[int], taken: int, ended: bool
+) -> None:
+    at = Setting()
+    at.tiers.move_out(at.context, moved)
+    at.context.drop_kv()
+    at.pass_time(10 if ended else 0.5)
+    others = at.pool.allocate(min(taken, at.pool.free_count))
+    at.pool.check_integrity([others, *at.tiers.held_blocks()])
+    at.tiers.close()
+    at.pool.release(others)
+    at.check()
+    assert at.used() == (0, 0)
