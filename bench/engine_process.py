@@ -56,6 +56,8 @@ class EngineProcess:
     def pause(self) -> None:
         """None of its threads runs until `go_on`."""
         self._signal(signal.SIGSTOP)
+        # A signal may be late. Neither status is taken: the end of a process is for `Popen` to see.
+        os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def go_on(self) -> None:
         self._signal(signal.SIGCONT)
