@@ -18,10 +18,9 @@ def relieve(
         if missing <= 0:
             break
         old = by_context.get(one.id, Decision(one.id))
-        more = min(one.device_tokens - old.drop_tokens, missing)
+        more = min(one.device_tokens - old.drop_tokens - old.swap_tokens, missing)
         if more > 0:
-            drop = old.drop_tokens + more
-            by_context[one.id] = Decision(one.id, drop, min(old.swap_tokens, one.device_tokens - drop))
+            by_context[one.id] = Decision(one.id, old.drop_tokens + more, old.swap_tokens)
             missing -= more
     return list(by_context.values())
 
