@@ -1,4 +1,5 @@
-"""What is done with text before it is sent, over the real WebSocket: strategies `off`, `prefill` and `notes`."""
+"""What is done with text before it is sent, over the real WebSocket: strategies `off`, `prefill`, `draft`
+and `notes`."""
 
 from __future__ import annotations
 
@@ -103,6 +104,30 @@ async def test_typing_with_edits_does_not_change_the_answer(server: Server) -> N
         whole = await talk.say(text, max_output_tokens=ANSWER_TOKENS)
     assert typed.text == whole.text
     assert prompt_tokens(typed) == prompt_tokens(whole)
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8, "top_k": 20, "seed": 5}], ids=["greedy", "sampled"])
+async def test_a_draft_is_the_answer_that_a_text_sent_whole_gets(server: Server, sampling: dict[str, float]) -> None:
+    text = "Which river flows through Cairo?"
+    async with Talk(server.websocket_url) as talk:
+        await talk.configure(
+            max_output_tokens=ANSWER_TOKENS, midstream={"strategy": "draft", "events": True, "sampling": sampling}
+        )
+        await type_in(talk, "Which river flows through Rome?")
+        await talk.until("midstream.draft.started")
+        await talk.send("input_text_buffer.replace", text="Cairo", start=26, end=30)
+        await talk.until("midstream.draft.started")
+        # The draft's own: the text was read before it began.
+        await talk.until("midstream.prefill")
+        reply = await talk.say(text)
+        turn = await talk.until("midstream.turn")
+    assert (turn["draft"], turn["drafts"]) == ("promoted", 2)
+    assert cached(reply) == prompt_tokens(reply)
+    async with Talk(server.websocket_url) as talk:
+        await talk.configure(max_output_tokens=ANSWER_TOKENS, midstream={"strategy": "off", "sampling": sampling})
+        whole = await talk.say(text)
+    assert reply.text == whole.text
+    assert reply.response["usage"]["output_tokens"] == whole.response["usage"]["output_tokens"]
 
 
 async def test_notes_are_taken_while_typing_and_stay_out_of_the_conversation(server: Server) -> None:

@@ -29,7 +29,7 @@ LIMIT_S = 20.0
 
 
 class RunningHost:
-    """The test is its web process, and has one session at a time."""
+    """The test is its web process; it talks to the session that it opened last."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
@@ -41,12 +41,18 @@ class RunningHost:
     async def post(self, message: InboxMessage) -> None:
         await inbox.post(self.node.redis, self.node.settings.node_id, message)
 
-    async def deliveries(self) -> AsyncIterator[msgspec.Raw]:
-        """What comes for the web process, in order; never waits for ever."""
+    @property
+    def socket(self) -> str:
+        return f"socket of {self.session}"
+
+    async def deliveries(self, connection: str = "") -> AsyncIterator[msgspec.Raw]:
+        """What comes for the session's socket, or another connection, in order; never waits for ever."""
         async with asyncio.timeout(LIMIT_S):
             while True:
                 while self._unread:
-                    yield self._unread.pop(0).event
+                    delivery = self._unread.pop(0)
+                    if delivery.connection == (connection or self.socket):
+                        yield delivery.event
                 self._unread = await self._outbox.read(block_ms=100)
 
     async def complete(self, content: str = "Hi", **fields: Any) -> list[CompletionPart]:
@@ -55,7 +61,7 @@ class RunningHost:
         defaults: dict[str, Any] = {"max_tokens": 64, "sampling": m.Sampling(), "seed": 0, "received_at": 0.0}
         await self.post(Completion("call", "web", messages, **defaults | fields))
         parts: list[CompletionPart] = []
-        async for event in self.deliveries():
+        async for event in self.deliveries("call"):
             parts.append(msgspec.json.decode(event, type=CompletionPart))
             if parts[-1].usage or parts[-1].error_code:
                 break
@@ -63,10 +69,10 @@ class RunningHost:
 
     async def open_session(self, session: str = "session") -> None:
         self.session = session
-        await self.post(Attach(session, "socket", "web", "owner"))
+        await self.post(Attach(session, self.socket, "web", "owner"))
 
     async def close_socket(self) -> None:
-        await self.post(Detach(self.session, "socket"))
+        await self.post(Detach(self.session, self.socket))
 
     async def configure(self, **fields: Any) -> None:
         await self.send("session.update", session={"type": "realtime", **fields})
@@ -74,7 +80,7 @@ class RunningHost:
 
     async def send(self, event_type: str, **fields: Any) -> None:
         event = msgspec.Raw(msgspec.json.encode({"type": event_type, **fields}))
-        await self.post(ClientEvent(self.session, "socket", event, 0.0, web="web"))
+        await self.post(ClientEvent(self.session, self.socket, event, 0.0, web="web"))
 
     async def events_until(self, event_type: str) -> list[dict[str, Any]]:
         events: list[dict[str, Any]] = []
