@@ -98,6 +98,11 @@ class Context:
         return bool(self.parked.places) and self.wants_kv and not self.held
 
     @property
+    def is_leaving(self) -> bool:
+        """Whether blocks of it are on their way to the host."""
+        return any(place.block is not None and place.move is not None for place in self.parked.places.values())
+
+    @property
     def is_decoding(self) -> bool:
         """Whether only the token sampled last is left to compute."""
         generation = self.generation

@@ -234,7 +234,7 @@ class EngineCore:
             raise Refused("context_length_exceeded", f"no room to generate: {length} of {model.max_context} tokens")
         if context.priority == "foreground":
             others = [other for other in self._active.values() if other is not context]
-            self._admission.check_generate(others, length - context.kv_length)
+            self._admission.check_generate(others, length - context.kept_tokens)
         generation = Generation(
             id=generation_id,
             params=params,
@@ -270,7 +270,7 @@ class EngineCore:
 
     def _start(self, context: Context, generation: Generation, model: ServedModel) -> None:
         params, length = generation.params, len(context.tokens)
-        generation.cached_tokens = context.kv_length
+        generation.cached_tokens = context.kept_tokens
         if TokenCounts.needed(params.sampling):
             generation.counts = TokenCounts(model.runner.vocab_size, context.tokens)
         if self._speculate and (params.speculate or params.draft):

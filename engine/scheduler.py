@@ -4,8 +4,9 @@ Order inside a step: foreground decodes, foreground prefill, then background wit
 served inside each. Background work may lengthen a step that holds foreground work by at most the time of one decode
 step, and is limited in tokens a second; when it got nothing for many steps, its oldest work gets one such share.
 
-When blocks run out, KV is discarded from whoever hurts least: idle contexts (least recently used first), held ones (as
-their policy says), then background work, then the latest foreground work. The oldest foreground work may take
+When blocks run out, KV is taken from whoever hurts least: idle contexts (least recently used first), held ones (as
+their policy says), contexts that ended just now and may be about to be held, then background work, then the latest
+foreground work. It is moved to the host if that is the better way, else dropped. The oldest foreground work may take
 everything, so something always moves. Contexts of several models share the plan, each with the pool of its model. No
 tensors here: a simulator can run it.
 """
@@ -13,6 +14,7 @@ tensors here: a simulator can run it.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -26,6 +28,7 @@ _STARVING_STEPS = 64
 _SMALLEST_CHUNK = 16
 _DRAFT_SHARE = 0.5
 _FORGET_EVERY = 1024
+_FRESH_STEPS = 2
 _RANK = attrgetter("arrival", "id")
 
 
@@ -85,7 +88,7 @@ class Reserve(Protocol):
         ...
 
     def preempt(self, context: Context) -> bool:
-        """Begins to move a running context to the host, if that is better than to drop its KV."""
+        """Begins to move a context to the host that runs or is idle, if that is better than to drop its KV."""
         ...
 
 
@@ -365,31 +368,41 @@ class _Step:
         pool = context.pool
         if needed() <= pool.free_count:
             return True
-        idle, running = list(self._idle_victims(context)), list(self._running_victims(context))
         reserve = self.held.get(context.model)
-        if reserve is not None and needed() <= pool.free_count + reserve.leaving():
+
+        def left() -> int:
+            return pool.free_count + (reserve.leaving() if reserve is not None else 0)
+
+        if needed() > left() and not self._take(context, needed, left, reserve):
             self._starve(context, needed())
             return False
-        # One less may do: a block that is shared with a victim will not have to be copied.
-        obtainable = pool.free_count + len({block for victim in idle + running for block in victim.device_blocks}) + 1
-        obtainable += reserve.reclaimable() if reserve is not None else 0
-        if needed() > obtainable:
-            self._starve(context, needed())
-            return False
-        for victim in idle:
-            self._discard(victim)
-            if needed() <= pool.free_count:
-                return True
-        if reserve is not None:
-            self.discards += reserve.reclaim(needed() - pool.free_count)
-        for victim in running:
-            if needed() <= pool.free_count + (reserve.leaving() if reserve is not None else 0):
-                break
-            self._preempt(victim, reserve)
         if needed() <= pool.free_count:
             return True
         self._starve(context, needed())
         return False
+
+    def _take(
+        self, context: Context, needed: Callable[[], int], left: Callable[[], int], reserve: Reserve | None
+    ) -> bool:
+        """Takes KV from others until `needed` blocks are `left`; False when there is too little to take."""
+        rested, fresh = self._idle_victims(context)
+        running = list(self._running_victims(context))
+        # One less may do: a block that is shared with a victim will not have to be copied.
+        obtainable = left() + len({block for victim in rested + fresh + running for block in victim.device_blocks}) + 1
+        obtainable += reserve.reclaimable() if reserve is not None else 0
+        if needed() > obtainable:
+            return False
+        for victim in rested:
+            if needed() <= left():
+                return True
+            self._preempt(victim, reserve)
+        if reserve is not None and needed() > left():
+            self.discards += reserve.reclaim(needed() - context.pool.free_count)
+        for victim in fresh + running:
+            if needed() <= left():
+                break
+            self._preempt(victim, reserve)
+        return True
 
     def _starve(self, context: Context, needed: int) -> None:
         model, precedence = context.model, _precedence(context)
@@ -398,15 +411,17 @@ class _Step:
 
     def _preempt(self, victim: Context, reserve: Reserve | None) -> None:
         """Takes its KV away: what is moved is free after that, what is dropped at once."""
+        if victim.is_leaving and not victim.private_blocks:
+            return
         planned = self.work.get(victim)
         # Copies that are not made any more would leave a block without its contents.
         is_whole = planned is None or not planned.copies
-        if reserve is not None and victim.wants_kv and is_whole and reserve.preempt(victim):
+        if reserve is None or not is_whole or not reserve.preempt(victim):
+            self._discard(victim)
+        elif victim.wants_kv:
             self._unplan(victim)
             self.preempted.add(victim)
             self.moved += 1
-        else:
-            self._discard(victim)
 
     def _unplan(self, victim: Context) -> None:
         planned = self.work.pop(victim, None)
@@ -422,9 +437,12 @@ class _Step:
             victim.wants_prefill = False
         self.discards.append(Discard(victim, victim.drop_device_kv(), reason))
 
-    def _idle_victims(self, context: Context) -> list[Context]:
+    def _idle_victims(self, context: Context) -> tuple[list[Context], list[Context]]:
+        """The least recently used first, and apart from them those that ended just now."""
         idle = [other for other in self._idle() if other.pool is context.pool and other.device_blocks]
-        return sorted(idle, key=attrgetter("last_used"))
+        idle.sort(key=attrgetter("last_used"))
+        first_fresh = bisect_left(idle, self._number - _FRESH_STEPS, key=attrgetter("last_used"))
+        return idle[:first_fresh], idle[first_fresh:]
 
     def _running_victims(self, context: Context) -> Iterator[Context]:
         """Contexts whose KV may be taken for `context`, cheapest loss first: also of later work that is planned."""

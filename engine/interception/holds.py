@@ -20,6 +20,8 @@ _IDLE_STEP_S = 0.02
 _RECENT = 0.9
 _LONGEST_ESTIMATE_S = 3600.0
 _PRESSURE = "memory pressure"
+_HOST_SHARE = 0.125
+"""Of the host that idle contexts leave to others."""
 
 
 @dataclass(slots=True)
@@ -63,6 +65,8 @@ class Holds:
         self._holds: dict[int, _Hold] = {}
         self._running = Running(0, 0, 0.0)
         self._queue_delay_s = 0.0
+        self._resting: dict[int, Context] = {}
+        """Idle contexts with KV on the host, the longest idle first."""
 
     @property
     def is_busy(self) -> bool:
@@ -103,7 +107,8 @@ class Holds:
         self._holds[context.id] = _Hold(context, call, self._clock(), call_id)
 
     def end(self, context: Context, *, returned: bool) -> None:
-        """The hold is over; `returned`: because what it waited for has come."""
+        """The hold is over, or the context closed; `returned`: because what it waited for has come."""
+        self._resting.pop(context.id, None)
         hold = self._holds.pop(context.id, None)
         if hold is not None and returned and not hold.ended:
             self.policy.observe(hold.call, self._clock() - hold.since)
@@ -139,6 +144,7 @@ class Holds:
         """Ends moves that are over, brings back what will be wanted soon, and obeys the policy. `starved_blocks` are
         those that work needs which did not get them in the last step."""
         self._running = running
+        self._make_host_room(int(_HOST_SHARE * self.tiers.pool.host.count))
         size = self.tiers.pool.block_size
         moved = [Moved(c, direction == "out", n * size) for c, direction, n in self.tiers.poll()]
         for one in moved:
@@ -179,11 +185,28 @@ class Holds:
     def preempt(self, context: Context) -> bool:
         """See `Reserve`."""
         blocks = context.private_blocks
-        if context.parked or not blocks or not self.tiers.can_start or self.tiers.host_free < len(blocks):
+        if not blocks or not self.tiers.can_start:
             return False
         if not self.policy.moves_preempted(len(blocks) * self.tiers.pool.block_size, self._load(0)):
             return False
+        self._resting.pop(context.id, None)
+        kept_free = 0 if context.wants_kv else int(_HOST_SHARE * self.tiers.pool.host.count)
+        self._make_host_room(len(blocks) + kept_free)
+        if self.tiers.host_free < len(blocks) + kept_free:
+            return False
+        if not context.wants_kv:
+            self._resting[context.id] = context
         return self.tiers.move_out(context, blocks) > 0
+
+    def _make_host_room(self, blocks: int) -> None:
+        """Drops what idle contexts have on the host, as far as so many free blocks need it."""
+        for context in list(self._resting.values()):
+            # Slots of a move are free only when it has ended.
+            if self.tiers.host_free >= blocks or context.is_leaving:
+                return
+            del self._resting[context.id]
+            if not context.wants_kv and not context.held:
+                context.parked.drop_from(0)
 
     def check_integrity(self, contexts: Iterable[Context]) -> None:
         """Asserts that the holds are those of the contexts of this model that are held."""

@@ -166,7 +166,8 @@ def test_idle_and_held_contexts_never_block_admission(tiny: Any) -> None:
     driver.run()
     assert driver.finished(90).reason == "length"
     lost = [moved.context for moved in driver.of_kind(m.KvMoved) if moved.location == "none"]
-    assert lost == [3, 4, 1, 2]
+    # The one that ended just now may be about to be held too.
+    assert lost == [3, 1, 2, 4]
     driver.apply(m.Resume(1, OTHER, 10, greedy(3)))
     driver.run()
     assert driver.finished(10).cached_tokens == 0
