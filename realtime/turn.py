@@ -10,21 +10,19 @@ import json
 import logging
 import time
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from engine.client import ContextHandle, EngineError, EngineLost
 from engine.messages import GenerateParams, Grammar
+from realtime.answer_reader import AnswerReader, ToolCall
 from realtime.held_call import HeldCall
 from realtime.ids import new_id
 from realtime.messages import ToolResult
 from realtime.opening import open_answer
-from realtime.reasoning import ReasoningFilter
 from realtime.response import Event, Response
 from realtime.session_config import SessionConfig
 from realtime.simultaneous.drafts import Drafted
 from realtime.tasks import cancel_and_wait
-from realtime.tool_calls import CallDone, CallInvalid, TextPiece, ToolCallParser
 from realtime.toolbox import Toolbox
 from realtime.turn_trace import TurnTrace
 from realtime.turn_usage import TurnUsage
@@ -35,15 +33,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAX_ENGINE_LOSSES = 2
-
-
-@dataclass(frozen=True)
-class ToolCall:
-    """A call that the model has completed; `arguments` is canonical JSON. `problem` is set for a malformed one."""
-
-    name: str
-    arguments: str
-    problem: str = ""
 
 
 class _OutOfTokens(Exception):
@@ -156,49 +145,24 @@ class Turn:
 
     async def _free_round(self) -> list[ToolCall]:
         """Answer text goes out as it comes; returns the calls the model made, if any."""
-        detokenizer = self._node.format.detokenizer()
-        reasoning = ReasoningFilter(self._node.format.opens_thought(self.tokens))
-        parser = ToolCallParser(self._tools.names) if self._tools else None
-        calls: list[ToolCall] = []
+        reader = AnswerReader(self._node.format, self._tools, self.tokens)
         stream = self._stream(None)
         async for batch in stream:
             self.trace.first_token()
-            # What ends at a certain token must not depend on how many arrive at once.
-            parts = [batch] if parser is None else [[token] for token in batch]
-            for i, part in enumerate(parts, 1):
-                answer = reasoning.feed(detokenizer.feed(part)).answer
-                self.reasoned |= reasoning.found
-                if ended := self._on_text(answer, parser, calls):
-                    self._unsay(len(parts) - i)
-                    break
-            if ended:
+            heard = reader.feed(batch)
+            self.reasoned |= reader.reasoned
+            self._say(heard.texts)
+            if heard.is_over:
+                self._unsay(heard.unsaid)
                 break
-        rest = reasoning.feed(detokenizer.finish()).answer + reasoning.finish().answer
-        self._on_text(rest, parser, calls)
-        if parser is not None:
-            self._on_pieces(parser.finish(), calls)
+        self._say(reader.finish())
         await stream.aclose()
         self._emit(self.response.close_message("completed" if self._reason != "length" else "incomplete", self._last()))
-        return calls
+        return reader.calls
 
-    def _on_text(self, text: str, parser: ToolCallParser | None, calls: list[ToolCall]) -> bool:
-        if not text:
-            return False
-        return self._on_pieces([TextPiece(text)] if parser is None else parser.feed(text), calls)
-
-    def _on_pieces(self, pieces: list[Any], calls: list[ToolCall]) -> bool:
-        """True when the model talks on after a call: nothing it says before the result is worth waiting for."""
-        for piece in pieces:
-            if isinstance(piece, CallDone):
-                calls.append(ToolCall(piece.name, piece.arguments_json))
-            elif isinstance(piece, CallInvalid):
-                calls.append(ToolCall("", piece.raw, piece.reason))
-            elif isinstance(piece, TextPiece) and calls:
-                if piece.text.strip():
-                    return True
-            elif isinstance(piece, TextPiece):
-                self._emit(self.response.delta(piece.text, self._last()))
-        return False
+    def _say(self, texts: list[str]) -> None:
+        for text in texts:
+            self._emit(self.response.delta(text, self._last()))
 
     async def _stream(self, grammar: Grammar | None) -> AsyncGenerator[list[int]]:
         """Tokens of one generation, appended to `tokens`. An engine that dies is waited for and the generation goes on
