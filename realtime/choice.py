@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from engine.messages import TokenLogprobs
+from realtime.call_filter import CallFilter
 from realtime.chat_format import ChatFormat
 from realtime.messages import CompletionPart, TokenLogprob, TopLogprob
 from realtime.reasoning import ReasoningFilter
@@ -16,9 +17,17 @@ LEAST_LOGPROB = -9999.0
 
 class Choice:
     """`text` is the answer so far, `tokens` counts what was read for it. Stop strings are looked for in the answer
-    only, not in the reasoning. `opened`: the prompt ends inside a reasoning block."""
+    only, not in the reasoning and not in tool calls. `opened`: the prompt ends inside a reasoning block. Without
+    `calls` there are no tools, and what looks like a call is text."""
 
-    def __init__(self, index: int, fmt: ChatFormat, stops: Sequence[str] = (), opened: bool = False) -> None:
+    def __init__(
+        self,
+        index: int,
+        fmt: ChatFormat,
+        stops: Sequence[str] = (),
+        opened: bool = False,
+        calls: CallFilter | None = None,
+    ) -> None:
         self.index = index
         self.text = ""
         self.tokens = 0
@@ -26,6 +35,7 @@ class Choice:
         self._fmt = fmt
         self._detokenizer = fmt.detokenizer()
         self._reasoning = ReasoningFilter(opened)
+        self._calls = calls
         self._stops = StopStrings(stops)
         self._received = 0
         # Where in the received text a token begins; its log probabilities go out with its first character.
@@ -36,11 +46,20 @@ class Choice:
         """Whether a stop string has ended the answer."""
         return self._stops.stopped
 
+    @property
+    def is_over(self) -> bool:
+        """Whether no more tokens are wanted."""
+        return self.stopped or (self._calls is not None and self._calls.is_over)
+
+    @property
+    def _has_called(self) -> bool:
+        return self._calls is not None and bool(self._calls.calls)
+
     def feed(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs] = ()) -> CompletionPart:
-        """Reads tokens up to the one that completes a stop string. `logprobs` are theirs, or none."""
+        """Reads tokens up to the one after which it is over. `logprobs` are theirs, or none."""
         part = CompletionPart(index=self.index)
         for position, token in enumerate(tokens):
-            if self.stopped:
+            if self.is_over:
                 break
             self.tokens += 1
             if logprobs:
@@ -48,36 +67,50 @@ class Choice:
             was_inside = self._reasoning.is_inside
             self._read(self._detokenizer.feed([token]), part)
             self.reasoning_tokens += was_inside or self._reasoning.is_inside
-        return self._settled(part)
+        self.text += part.text
+        return part
 
     def finish(self, reason: str) -> CompletionPart:
-        """What was held back, and why the choice ended: `reason`, unless a stop string came first."""
+        """What was held back, and why the choice ended: `reason`, unless a call or a stop string did."""
         part = CompletionPart(index=self.index)
         self._read(self._detokenizer.finish(), part)
         said = self._reasoning.finish()
         part.reasoning += said.reasoning
-        part.text += self._stops.feed(said.answer) + self._stops.finish()
-        part = self._settled(part)
-        if not self.stopped:
+        self._answer(said.answer, part)
+        if self._calls is not None:
+            part.text += self._stops.feed(self._calls.finish())
+        part.text += self._stops.finish()
+        self.text += part.text
+        if not self.stopped and not self._has_called:
             part.logprobs += [logprob for _, logprob in self._waiting]
-        part.finish_reason = "stop" if self.stopped else reason
+        part.finish_reason = "stop" if self.is_over else reason
+        if part.finish_reason == "stop" and self._has_called:
+            part.finish_reason = "tool_calls"
         return part
 
     def _read(self, text: str, part: CompletionPart) -> None:
         self._received += len(text)
         said = self._reasoning.feed(text)
         part.reasoning += said.reasoning
-        part.text += self._stops.feed(said.answer)
+        self._answer(said.answer, part)
 
-    def _settled(self, part: CompletionPart) -> CompletionPart:
-        """Adds the log probabilities of all tokens that have begun to come out."""
-        self.text += part.text
-        settled = self._received - self._reasoning.held - self._stops.held
-        logprobs = []
-        while self._waiting and self._waiting[0][0] < settled:
-            logprobs.append(self._waiting.popleft()[1])
-        part.logprobs = logprobs
-        return part
+    def _answer(self, text: str, part: CompletionPart) -> None:
+        if self._calls is not None:
+            known = len(self._calls.calls)
+            text = self._calls.feed(text)
+            part.calls += self._calls.calls[known:]
+        part.text += self._stops.feed(text)
+        settled = self._settled()
+        # What calls are made of, and what stands between them, is no content.
+        part.logprobs += [] if self._has_called else settled
+
+    def _settled(self) -> list[TokenLogprob]:
+        """The log probabilities of all tokens that have begun to come out."""
+        held = self._reasoning.held + self._stops.held + (self._calls.held if self._calls is not None else 0)
+        settled = []
+        while self._waiting and self._waiting[0][0] < self._received - held:
+            settled.append(self._waiting.popleft()[1])
+        return settled
 
     def _logprob(self, token: int, logprobs: TokenLogprobs) -> TokenLogprob:
         chosen = self._top(token, logprobs.chosen)

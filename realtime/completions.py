@@ -1,4 +1,4 @@
-"""`/v1/chat/completions` on the host: canonical prompt in, the parts of one or several choices out.
+"""`/v1/chat/completions` and `/v1/responses` on the host: canonical prompt in, the parts of one or several choices out.
 
 The prompt is prefilled once: further choices are forks of the first one's context.
 """
@@ -15,14 +15,19 @@ from contextlib import ExitStack, closing
 import msgspec
 
 from engine.client import ContextHandle, EngineError, EngineLost, Generation
-from engine.messages import Finished, GenerateParams
+from engine.messages import Finished, GenerateParams, Grammar
+from realtime.call_filter import CallFilter
 from realtime.choice import Choice
-from realtime.conversation import Message, Role
+from realtime.completion_prompt import prompt_of
+from realtime.errors import ProtocolError
+from realtime.hermes import call_or_answer_schema
 from realtime.messages import CancelCompletion, Completion, CompletionPart, CompletionUsage, encode
 from realtime.node import Node
-from realtime.prompt import PromptBuilder
+from realtime.opening import Opening, open_answer
 from realtime.session_config import SessionConfig
 from realtime.tasks import cancel_and_wait
+from realtime.tool_calls import OPEN
+from realtime.toolbox import Toolbox
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +66,7 @@ class Completions:
             part = CompletionPart(error_code="cancelled", error_message="the call was cancelled")
         except EngineLost:
             part = CompletionPart(error_code="engine_unavailable", error_message="the engine is not available")
-        except EngineError as error:
+        except (EngineError, ProtocolError) as error:
             part = CompletionPart(error_code=error.code, error_message=str(error))
         except Exception:
             log.exception("completion failed")
@@ -75,19 +80,21 @@ class _Call:
     def __init__(self, node: Node, request: Completion) -> None:
         self._node = node
         self._request = request
-        opened = bool(node.format.thought_open) and request.grammar is None
-        self._choices = [Choice(index, node.format, request.stop, opened) for index in range(request.choices)]
+        self._choices: list[Choice] = []
+        self._opening = Opening([])
+        self._grammar: Grammar | None = None
         self._begun = asyncio.Event()
 
     def send(self, part: CompletionPart) -> None:
         request = self._request
-        if part.text or part.reasoning or part.logprobs or part.finish_reason or part.usage or part.error_code:
+        if part != CompletionPart(index=part.index):
             self._node.publisher.deliver(request.web, request.connection, encode(part))
 
     async def run(self) -> CompletionUsage:
-        """Raises `EngineLost` and `EngineError`."""
+        """Raises `EngineLost`, `EngineError`, and `ProtocolError` for tools that are not possible."""
         node = self._node
-        prompt = _prompt(node, self._request)
+        self._open()
+        prompt = self._opening.tokens
         if len(prompt) >= node.max_context:
             limit = node.max_context
             raise EngineError("context_length_exceeded", f"the prompt has {len(prompt)} tokens; the limit is {limit}")
@@ -102,6 +109,29 @@ class _Call:
             completion_tokens=sum(choice.tokens for choice in self._choices),
             reasoning_tokens=sum(choice.reasoning_tokens for choice in self._choices),
         )
+
+    def _open(self) -> None:
+        """Finds what the model goes on from, and who reads what it says."""
+        request, fmt = self._request, self._node.format
+        config = SessionConfig.model_validate(
+            {"model": self._node.model, "tools": request.tools, "tool_choice": request.tool_choice}
+        )
+        tools = Toolbox.of(config)
+        prompt = prompt_of(fmt, config, request.items)
+        if request.grammar is None:
+            # A grammar leaves no room for reasoning.
+            prompt += fmt.thought_open
+        self._opening = open_answer(fmt, config, tools, prompt)
+        self._grammar = self._opening.grammar or request.grammar
+        if tools and self._grammar is request.grammar is not None:
+            # A model that may call has to say so in bare JSON, like its answer.
+            source = call_or_answer_schema(tools.specs(), request.grammar.source)
+            self._grammar = Grammar("json_schema", source)
+        forced = f"{OPEN}\n{self._opening.given}" if self._opening.grammar is not None else ""
+        for index in range(request.choices):
+            calls = CallFilter(tools.names, request.parallel_tool_calls, forced) if tools else None
+            thinking = fmt.opens_thought(self._opening.tokens)
+            self._choices.append(Choice(index, fmt, request.stop, thinking, calls))
 
     async def _run_choices(self, opened: ExitStack, context: ContextHandle, prompt_length: int) -> Sequence[Finished]:
         """The first choice runs in `context` itself; the others in forks of the prompt, made when its KV is there."""
@@ -127,7 +157,7 @@ class _Call:
             async for batch in generation:
                 self._begun.set()
                 self.send(choice.feed(batch, generation.logprobs[choice.tokens :]))
-                if choice.stopped:
+                if choice.is_over:
                     context.cancel()
                     break
             async for _ in generation:
@@ -140,12 +170,17 @@ class _Call:
         return generation.finished
 
     def _end(self, choice: Choice, finished: Finished) -> None:
-        if finished.reason == "cancelled" and not choice.stopped:
+        if finished.reason == "cancelled" and not choice.is_over:
             raise EngineError("engine_unavailable", "the engine stopped")
         part = choice.finish("length" if finished.reason == "length" else "stop")
-        if self._request.grammar is not None and part.finish_reason == "stop" and not _is_json(choice.text):
-            raise EngineError("invalid_output", "the answer is not what response_format asks for")
+        if part.finish_reason == "stop" and self._is_broken(choice):
+            raise EngineError("invalid_output", "the answer is not what was asked for")
         self.send(part)
+
+    def _is_broken(self, choice: Choice) -> bool:
+        """Whether an answer that ended by itself is not what a grammar should have made it."""
+        demands_call = self._opening.grammar is not None
+        return demands_call or (self._request.grammar is not None and not _is_json(choice.text))
 
     def _params(self) -> GenerateParams:
         request, limit = self._request, self._node.settings.max_output_tokens
@@ -154,7 +189,7 @@ class _Call:
             max_tokens=min(request.max_tokens or limit, limit),
             sampling=msgspec.structs.replace(request.sampling, seed=seed),
             stop_token_ids=self._node.format.stop_token_ids,
-            grammar=request.grammar,
+            grammar=self._grammar,
             top_logprobs=request.top_logprobs,
         )
 
@@ -170,18 +205,3 @@ def _is_json(text: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _prompt(node: Node, request: Completion) -> list[int]:
-    """The canonical prompt of its messages, opened for the answer."""
-    items = [
-        Message(str(index), _ROLES.get(message["role"], "user"), (message["content"],))
-        for index, message in enumerate(request.messages)
-    ]
-    base = PromptBuilder(node.format).base(SessionConfig(model=node.model), items)
-    # A grammar leaves no room for reasoning.
-    thought_open = node.format.thought_open if request.grammar is None else []
-    return [*base, *node.format.assistant_open, *thought_open]
-
-
-_ROLES: dict[str, Role] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}

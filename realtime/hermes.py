@@ -55,7 +55,17 @@ def call_schema(tools: list[ToolSpec]) -> str:
     closes the call too."""
     if len(tools) == 1:
         return json.dumps(_call_schema(tools[0], "#"))
-    return json.dumps({"anyOf": [_call_schema(tool, f"#/anyOf/{index}") for index, tool in enumerate(tools)]})
+    return json.dumps({"anyOf": _call_schemas(tools)})
+
+
+def call_or_answer_schema(tools: list[ToolSpec], answer: str) -> str:
+    """The same for a model that may also give an answer of the JSON schema `answer`."""
+    moved = _moved(json.loads(answer), f"#/anyOf/{len(tools)}")
+    return json.dumps({"anyOf": [*_call_schemas(tools), moved]}, ensure_ascii=False)
+
+
+def _call_schemas(tools: list[ToolSpec]) -> list[dict[str, Any]]:
+    return [_call_schema(tool, f"#/anyOf/{index}") for index, tool in enumerate(tools)]
 
 
 def _call_schema(tool: ToolSpec, place: str) -> dict[str, Any]:

@@ -6,9 +6,12 @@ Times are `time.time()` seconds, so that a trace can cross processes.
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from engine.messages import Grammar, Sampling
+from realtime.conversation import Item
 
 # To a node
 
@@ -46,14 +49,17 @@ class ClientEvent(msgspec.Struct, tag="event"):
 
 
 class Completion(msgspec.Struct, tag="completion"):
-    """One `/v1/chat/completions` call. Chunks go back as deliveries to `connection`; see `CompletionPart`.
+    """One call of `/v1/chat/completions` or `/v1/responses`. Chunks go back as deliveries to `connection`; see
+    `CompletionPart`.
 
-    `seed` None asks for a fresh one; the one in `sampling` means nothing. `choices` answers are wanted.
+    `seed` None asks for a fresh one; the one in `sampling` means nothing. `choices` answers are wanted. `tools` and
+    `tool_choice` are what `realtime.session_config` knows by these names; without `parallel_tool_calls` an answer ends
+    with its first call.
     """
 
     connection: str
     web: str
-    messages: list[dict[str, str]]
+    items: list[Item]
     max_tokens: int | None
     sampling: Sampling
     seed: int | None
@@ -62,6 +68,9 @@ class Completion(msgspec.Struct, tag="completion"):
     stop: list[str] = []
     top_logprobs: int | None = None
     grammar: Grammar | None = None
+    tools: list[dict[str, Any]] = []
+    tool_choice: str | dict[str, Any] = "auto"
+    parallel_tool_calls: bool = True
 
 
 class CancelCompletion(msgspec.Struct, tag="cancel_completion"):
@@ -144,6 +153,13 @@ class CompletionUsage(msgspec.Struct):
     reasoning_tokens: int = 0
 
 
+class FunctionCallPart(msgspec.Struct, frozen=True):
+    """A whole call of one of the client's functions; `arguments` is a JSON object as text."""
+
+    name: str
+    arguments: str
+
+
 class CompletionPart(msgspec.Struct, omit_defaults=True):
     """The `event` of a delivery that answers a `Completion`: the next piece of choice `index`.
 
@@ -154,6 +170,7 @@ class CompletionPart(msgspec.Struct, omit_defaults=True):
     text: str = ""
     reasoning: str = ""
     logprobs: list[TokenLogprob] = []
+    calls: list[FunctionCallPart] = []
     finish_reason: str = ""
     usage: CompletionUsage | None = None
     error_code: str = ""

@@ -67,6 +67,16 @@ class ToolCallParser:
         self._after_call = False
         self._json = _JsonScanner()
 
+    @property
+    def is_inside(self) -> bool:
+        """Whether a call has begun that has not ended."""
+        return self._in_call
+
+    @property
+    def held(self) -> int:
+        """How many of the last characters fed are still undecided, without the tag of a call that has begun."""
+        return len(self._pending)
+
     def feed(self, text: str) -> list[Piece]:
         """What `text` completes, in order."""
         self._pending += text

@@ -2,51 +2,48 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import msgspec
-import redis
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.types import Receive, Scope, Send
 
-from realtime.messages import CompletionPart, CompletionUsage
-from web.auth import authenticate, origin_allowed
-from web.completion_call import ClientGone, CompletionCall
+from realtime.ids import new_id
+from realtime.messages import CompletionPart, CompletionUsage, FunctionCallPart
+from web.completion_call import ClientGone, CompletionCall, let_in, raise_error, read_body, start_call
 from web.completion_request import CompletionRequest, parse_completion_request
+from web.completion_stream import PING, RecordStream, begun
 from web.errors import ApiError, engine_unavailable
-from web.models import DEFAULT_MODEL, model_not_found
-from web.state import Web, web_of
-
-_STATUS = {
-    "context_length_exceeded": 400,
-    "invalid_value": 400,
-    "invalid_output": 500,
-    "engine_overloaded": 429,
-    "engine_unavailable": 503,
-    "cancelled": 503,
-}
 
 
 async def chat_completions(request: Request) -> Response:
     """Raises `ApiError` for everything that is known to be wrong before the answer begins."""
     received_at = time.time()
-    web = web_of(request)
-    if not origin_allowed(request, web.settings):
-        raise ApiError(403, "origin_not_allowed", "this origin may not ask")
-    if authenticate(request, web.settings) is None:
-        raise ApiError(401, "invalid_api_key", "a valid API key is needed")
-    asked = parse_completion_request(await _body(request, web.settings.body_limit))
-    if web.completions >= web.settings.max_completions:
-        raise ApiError(429, "rate_limit_exceeded", "too many requests at once; try again in a moment")
-    call = await _start(web, request, asked, received_at)
+    web, _ = let_in(request)
+    asked = parse_completion_request(await read_body(request, web.settings.body_limit))
+    call = await start_call(
+        web,
+        request,
+        "chatcmpl-",
+        asked.model,
+        items=asked.items,
+        max_tokens=asked.token_limit,
+        sampling=asked.sampling,
+        seed=asked.seed,
+        received_at=received_at,
+        choices=asked.n or 1,
+        stop=asked.stops,
+        top_logprobs=asked.top_logprobs_wanted,
+        grammar=asked.grammar,
+        tools=[tool.to_wire() for tool in asked.tools or []],
+        tool_choice=asked.choice,
+        parallel_tool_calls=asked.parallel_tool_calls is not False,
+    )
     try:
         if asked.stream:
-            return await _streamed(call, asked)
+            return RecordStream(call, _Chunks(call, asked).records(await begun(call.parts())))
         return await _whole(call, asked)
     except BaseException as error:
         await call.end()
@@ -55,48 +52,12 @@ async def chat_completions(request: Request) -> Response:
         raise
 
 
-async def _body(request: Request, limit: int) -> bytes:
-    body = bytearray()
-    try:
-        async for piece in request.stream():
-            body += piece
-            if len(body) > limit:
-                raise ApiError(413, "request_too_large", f"the body may have at most {limit} bytes")
-    except ClientDisconnect:
-        raise ApiError(400, "invalid_json", "the body did not arrive") from None
-    return bytes(body)
-
-
-async def _start(web: Web, request: Request, asked: CompletionRequest, received_at: float) -> CompletionCall:
-    model = "" if asked.model == DEFAULT_MODEL else asked.model
-    node = await web.nodes.choose(model=model)
-    if node is None:
-        raise model_not_found(asked.model) if web.nodes.live else engine_unavailable()
-    call = CompletionCall(web, node, request.receive)
-    try:
-        await call.start(
-            messages=[message.to_wire() for message in asked.messages],
-            max_tokens=asked.token_limit,
-            sampling=asked.sampling,
-            seed=asked.seed,
-            received_at=received_at,
-            choices=asked.n or 1,
-            stop=asked.stops,
-            top_logprobs=asked.top_logprobs_wanted,
-            grammar=asked.grammar,
-        )
-    except (redis.RedisError, OSError, TimeoutError):
-        await call.end()
-        raise engine_unavailable() from None
-    return call
-
-
 async def _whole(call: CompletionCall, asked: CompletionRequest) -> Response:
     choices = [_WholeChoice(index, bool(asked.logprobs)) for index in range(asked.n or 1)]
     async for part in call.parts():
         if part is None:
             continue
-        _raise_error(part)
+        raise_error(part)
         choices[part.index].add(part)
         if part.usage is not None:
             await call.end()
@@ -112,18 +73,23 @@ class _WholeChoice:
         self._index = index
         self._text: list[str] = []
         self._reasoning: list[str] = []
+        self._calls: list[FunctionCallPart] = []
         self._logprobs: list[dict[str, Any]] | None = [] if logprobs else None
         self._finish_reason = ""
 
     def add(self, part: CompletionPart) -> None:
         self._text.append(part.text)
         self._reasoning.append(part.reasoning)
+        self._calls += part.calls
         if self._logprobs is not None:
             self._logprobs += msgspec.to_builtins(part.logprobs)
         self._finish_reason = part.finish_reason or self._finish_reason
 
     def to_wire(self) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": "".join(self._text), "refusal": None}
+        if self._calls:
+            message["content"] = message["content"] or None
+            message["tool_calls"] = [_call(call.name, call.arguments) for call in self._calls]
         if reasoning := "".join(self._reasoning):
             message["reasoning_content"] = reasoning
         return {
@@ -138,59 +104,24 @@ def _logprobs(content: list[dict[str, Any]] | None) -> dict[str, Any] | None:
     return None if content is None else {"content": content, "refusal": None}
 
 
-async def _streamed(call: CompletionCall, asked: CompletionRequest) -> Response:
-    """Waits a moment for the first part, so that an early failure is still a status code and not a broken stream."""
-    parts = call.parts()
-    first = await anext(parts)
-    if first is not None:
-        _raise_error(first)
-    return _Stream(call, _chain(first, parts), asked)
+def _call(name: str, arguments: str) -> dict[str, Any]:
+    return {"id": new_id("call_"), "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-async def _chain(
-    first: CompletionPart | None, rest: AsyncIterator[CompletionPart | None]
-) -> AsyncIterator[CompletionPart | None]:
-    yield first
-    async for part in rest:
-        yield part
+class _Chunks:
+    """Parts as the records of a stream."""
 
-
-def _raise_error(part: CompletionPart) -> None:
-    if part.error_code:
-        raise ApiError(_STATUS.get(part.error_code, 500), part.error_code, part.error_message)
-
-
-class _Stream(Response):
-    """Server-sent chunks; not Starlette's streaming response, because the call itself watches for the disconnect."""
-
-    def __init__(
-        self, call: CompletionCall, parts: AsyncIterator[CompletionPart | None], asked: CompletionRequest
-    ) -> None:
-        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        super().__init__(status_code=200, headers=headers, media_type="text/event-stream")
-        del self.headers["content-length"]
+    def __init__(self, call: CompletionCall, asked: CompletionRequest) -> None:
         self._call = call
-        self._parts = parts
-        self._choices = asked.n or 1
+        self._calls_made = [0] * (asked.n or 1)
         self._usage = asked.include_usage
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        try:
-            with contextlib.suppress(ClientGone):
-                async for record in self._records():
-                    await send({"type": "http.response.body", "body": record, "more_body": True})
-                await send({"type": "http.response.body", "body": b"", "more_body": False})
-        finally:
-            # Shielded: the node must hear of it also when this task is being cancelled.
-            await asyncio.shield(self._call.end())
-
-    async def _records(self) -> AsyncIterator[bytes]:
-        for index in range(self._choices):
+    async def records(self, parts: AsyncIterator[CompletionPart | None]) -> AsyncIterator[bytes]:
+        for index in range(len(self._calls_made)):
             yield self._chunk(index, {"role": "assistant", "content": ""})
-        async for part in self._parts:
+        async for part in parts:
             if part is None:
-                yield b": ping\n\n"
+                yield PING
                 continue
             if part.error_code:
                 yield _record(ApiError(500, part.error_code, part.error_message).to_wire())
@@ -209,6 +140,12 @@ class _Stream(Response):
         if part.text or part.logprobs:
             logprobs = _logprobs(msgspec.to_builtins(part.logprobs)) if part.logprobs else None
             yield self._chunk(part.index, {"content": part.text}, logprobs=logprobs)
+        for call in part.calls:
+            number = self._calls_made[part.index]
+            self._calls_made[part.index] += 1
+            yield self._chunk(part.index, {"tool_calls": [{"index": number, **_call(call.name, "")}]})
+            arguments = {"index": number, "function": {"arguments": call.arguments}}
+            yield self._chunk(part.index, {"tool_calls": [arguments]})
         if part.finish_reason:
             yield self._chunk(part.index, {}, part.finish_reason)
 

@@ -13,6 +13,7 @@ import msgspec
 from engine import messages as m
 from realtime import inbox
 from realtime.chat_format import ChatFormat
+from realtime.conversation import Message
 from realtime.engine_link import EngineLink
 from realtime.host import Host
 from realtime.messages import Attach, ClientEvent, Completion, CompletionPart, Delivery, Detach, InboxMessage
@@ -57,9 +58,9 @@ class RunningHost:
 
     async def complete(self, content: str = "Hi", **fields: Any) -> list[CompletionPart]:
         """The parts of one completion, the last one with the usage or an error."""
-        messages = [{"role": "user", "content": content}]
+        items = fields.pop("items", None) or [Message("1", "user", (content,))]
         defaults: dict[str, Any] = {"max_tokens": 64, "sampling": m.Sampling(), "seed": 0, "received_at": 0.0}
-        await self.post(Completion("call", "web", messages, **defaults | fields))
+        await self.post(Completion("call", "web", items, **defaults | fields))
         parts: list[CompletionPart] = []
         async for event in self.deliveries("call"):
             parts.append(msgspec.json.decode(event, type=CompletionPart))

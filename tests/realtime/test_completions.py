@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
+import jsonschema
+
 from engine import messages as m
+from realtime.chat_format import ToolSpec
 from realtime.completions import choice_seed
-from realtime.messages import CancelCompletion, Completion, CompletionPart, CompletionUsage
+from realtime.conversation import FunctionCall, FunctionCallOutput, Item, Message
+from realtime.messages import CancelCompletion, Completion, CompletionPart, CompletionUsage, FunctionCallPart
 from tests.realtime.scripted_engine import ScriptedHost
 
 
@@ -106,9 +113,143 @@ async def test_disconnect_frees_all_contexts_at_once(scripted: ScriptedHost) -> 
     engine = scripted.engine
     scripted.say("One", reason=None)
     scripted.say("Two", reason=None)
-    messages = [{"role": "user", "content": "Hi"}]
-    await scripted.post(Completion("call", "web", messages, None, m.Sampling(), 0, 0.0, choices=2))
+    items: list[Item] = [Message("1", "user", ("Hi",))]
+    await scripted.post(Completion("call", "web", items, None, m.Sampling(), 0, 0.0, choices=2))
     await engine.until(lambda: len(engine.running) == 2)
     await scripted.post(CancelCompletion("call"))
     await engine.until(lambda: not engine.contexts)
     assert engine.running == {}
+
+
+PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+WEATHER = {"type": "function", "name": "weather", "description": "Of a city.", "parameters": PARAMETERS}
+TIME = {"type": "function", "name": "time"}
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
+OSLO = FunctionCallPart("weather", '{"city": "Oslo"}')
+
+
+def calls_of(parts: list[CompletionPart]) -> list[FunctionCallPart]:
+    return [call for part in parts for call in part.calls]
+
+
+async def test_a_tool_call_is_told_apart_from_the_text(scripted: ScriptedHost) -> None:
+    scripted.say(f"I look.\n{CALL}\n{CALL}")
+    parts = await scripted.complete(tools=[WEATHER])
+    assert (text_of(parts), calls_of(parts), reason_of(parts)) == ("I look.", [OSLO, OSLO], "tool_calls")
+    spec = ToolSpec("weather", "Of a city.", PARAMETERS)
+    head = scripted.format.system("", [spec])
+    assert scripted.engine.prompts[0][: len(head)] == head
+
+
+async def test_without_parallel_calls_the_first_one_ends_the_generation(scripted: ScriptedHost) -> None:
+    scripted.say(f"{CALL}\n{CALL}", reason=None)
+    parts = await scripted.complete(tools=[WEATHER], parallel_tool_calls=False)
+    assert (calls_of(parts), reason_of(parts)) == ([OSLO], "tool_calls")
+    assert scripted.engine.running == {}
+    assert parts[-1].usage is not None
+    assert parts[-1].usage.completion_tokens < len(scripted.format.text(f"{CALL}\n"))
+
+
+async def test_talk_after_a_call_is_not_waited_for(scripted: ScriptedHost) -> None:
+    scripted.say(f"{CALL}\nIt is sunny there, I am sure.", reason=None)
+    parts = await scripted.complete(tools=[WEATHER])
+    assert (text_of(parts), calls_of(parts), reason_of(parts)) == ("", [OSLO], "tool_calls")
+    assert scripted.engine.contexts == {}
+
+
+async def test_tools_are_unknown_to_a_choice_that_may_not_call_any(scripted: ScriptedHost) -> None:
+    scripted.say(CALL)
+    parts = await scripted.complete(tools=[WEATHER], tool_choice="none")
+    assert (text_of(parts), calls_of(parts), reason_of(parts)) == (CALL, [], "stop")
+    assert scripted.engine.prompts[0][: len(scripted.format.system())] == scripted.format.system()
+
+
+async def test_a_named_call_is_constrained_from_its_arguments_on(scripted: ScriptedHost) -> None:
+    scripted.say(' {"city": "Oslo"}}')
+    choice = {"type": "function", "name": "weather"}
+    parts = await scripted.complete(tools=[TIME, WEATHER], tool_choice=choice, stop=["Oslo"])
+    assert (text_of(parts), calls_of(parts), reason_of(parts)) == ("", [OSLO], "tool_calls")
+    prefix = scripted.format.forced_call_prefix("weather")
+    assert scripted.engine.prompts[0][-len(prefix) :] == prefix
+    (command,) = scripted.engine.of_kind(m.Generate)
+    assert command.params.grammar.given == '{"name": "weather", "arguments":'
+
+
+async def test_a_required_call_is_one_of_the_tools(scripted: ScriptedHost) -> None:
+    scripted.say('{"name": "time", "arguments": {}}')
+    parts = await scripted.complete(tools=[TIME, WEATHER], tool_choice="required")
+    assert (calls_of(parts), reason_of(parts)) == ([FunctionCallPart("time", "{}")], "tool_calls")
+
+
+async def test_a_required_call_that_is_cut_is_text(scripted: ScriptedHost) -> None:
+    scripted.say(' {"city": "Os', reason="length")
+    parts = await scripted.complete(tools=[WEATHER], tool_choice="required")
+    expected = '<tool_call>\n{"name": "weather", "arguments": {"city": "Os'
+    assert (text_of(parts), calls_of(parts), reason_of(parts)) == (expected, [], "length")
+
+
+async def test_a_required_call_that_does_not_come_is_no_success(scripted: ScriptedHost) -> None:
+    scripted.say(' {"city": ')
+    parts = await scripted.complete(tools=[WEATHER], tool_choice="required")
+    assert parts[-1].error_code == "invalid_output"
+
+
+async def test_choices_call_each_for_itself(scripted: ScriptedHost) -> None:
+    scripted.say(CALL)
+    scripted.say("No need.")
+    parts = await scripted.complete(tools=[WEATHER], choices=2)
+    assert [reason_of(parts, index) for index in range(2)] == ["tool_calls", "stop"]
+    assert [call for part in parts if part.index == 0 for call in part.calls] == [OSLO]
+    assert text_of(parts, 1) == "No need."
+
+
+async def test_text_and_calls_of_one_answer_are_one_turn_of_the_prompt(scripted: ScriptedHost) -> None:
+    scripted.say("Sunny.")
+    items: list[Item] = [
+        Message("1", "system", ("Be brief.",)),
+        Message("2", "user", ("Oslo?",)),
+        Message("3", "assistant", ("I look.",)),
+        FunctionCall("4", "call_1", "weather", '{"city": "Oslo"}'),
+        FunctionCall("5", "call_2", "time", "{}"),
+        FunctionCallOutput("6", "call_1", "Sun"),
+        FunctionCallOutput("7", "call_2", "Noon"),
+    ]
+    await scripted.complete(items=items)
+    fmt = scripted.format
+    answer = [*fmt.text("I look."), *fmt.text("\n"), *fmt.call("weather", '{"city": "Oslo"}')]
+    assert scripted.engine.prompts[0] == [
+        *fmt.system("Be brief."),
+        *[*fmt.user_open, *fmt.text("Oslo?"), *fmt.user_close],
+        *[*fmt.assistant_open, *answer, *fmt.text("\n"), *fmt.call("time", "{}"), *fmt.assistant_close],
+        *fmt.tool_result("Sun"),
+        *fmt.tool_result("Noon"),
+        *fmt.assistant_open,
+    ]
+
+
+async def test_log_probabilities_are_those_of_the_text_beside_calls(scripted: ScriptedHost) -> None:
+    scripted.say(f"I look. {CALL}\nBye.", size=4)
+    parts = await scripted.complete(tools=[WEATHER], top_logprobs=0)
+    assert "".join(token.token for part in parts for token in part.logprobs) == text_of(parts) == "I look."
+
+
+async def test_beside_tools_structured_output_may_be_a_call_instead(scripted: ScriptedHost) -> None:
+    answer = {
+        "type": "object",
+        "properties": {"text": {"$ref": "#/$defs/t"}},
+        "additionalProperties": False,
+        "$defs": {"t": {"type": "string"}},
+    }
+    asked: dict[str, Any] = {"tools": [WEATHER], "grammar": m.Grammar("json_schema", json.dumps(answer))}
+    scripted.say('{"name": "weather", "arguments": {"city": "Oslo"}}')
+    parts = await scripted.complete(**asked)
+    assert (text_of(parts), calls_of(parts), reason_of(parts)) == ("", [OSLO], "tool_calls")
+    scripted.say('{"text": "Sunny."}')
+    parts = await scripted.complete(**asked)
+    assert (text_of(parts), calls_of(parts), reason_of(parts)) == ('{"text": "Sunny."}', [], "stop")
+    schema = json.loads(scripted.engine.of_kind(m.Generate)[0].params.grammar.source)
+    check = jsonschema.Draft202012Validator(schema).is_valid
+    assert check({"text": "Sunny."})
+    assert check({"name": "weather", "arguments": {"city": "Oslo"}})
+    assert not check({"text": 5})
+    assert not check({"name": "weather", "arguments": {}})

@@ -11,11 +11,13 @@ import pytest
 from starlette.middleware.base import BaseHTTPMiddleware
 
 from engine.messages import Grammar, Sampling
+from realtime.conversation import FunctionCall, FunctionCallOutput, Message
 from realtime.messages import (
     CancelCompletion,
     Completion,
     CompletionPart,
     CompletionUsage,
+    FunctionCallPart,
     TokenLogprob,
     TopLogprob,
 )
@@ -27,6 +29,14 @@ from web.settings import WebSettings
 
 ASKED: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
 TEXT = [CompletionPart(text="Hello"), CompletionPart(text=" there")]
+TOLD: dict[str, Any] = {"role": "tool", "content": "Sun"}
+PARAMETERS: dict[str, Any] = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+WEATHER: Any = {"type": "function", "function": {"name": "weather", "description": "Of.", "parameters": PARAMETERS}}
+CALLS = (
+    CompletionPart(text="I look."),
+    CompletionPart(calls=[FunctionCallPart("weather", '{"city": "Oslo"}'), FunctionCallPart("weather", "{}")]),
+    CompletionPart(finish_reason="tool_calls", usage=CompletionUsage(9, 4, 3)),
+)
 LAST = CompletionPart(text="!", finish_reason="stop", usage=CompletionUsage(9, 4, 3))
 Answer = Callable[..., asyncio.Task[Completion]]
 
@@ -67,7 +77,7 @@ async def test_a_whole_answer(server: Running, answer: Answer) -> None:
     assert result.usage.prompt_tokens_details.cached_tokens == 4
     posted = await call
     assert (posted.max_tokens, posted.sampling, posted.seed) == (7, Sampling(temperature=0.5), 3)
-    assert posted.messages == [{"role": "user", "content": "Hi"}]
+    assert posted.items == [Message("0", "user", ("Hi",))]
 
 
 async def test_a_streamed_answer(server: Running, answer: Answer) -> None:
@@ -160,6 +170,85 @@ async def test_everything_that_changes_the_answer_reaches_the_node(server: Runni
     )
     assert (posted.seed, posted.top_logprobs, posted.choices) == (None, 0, 1)
     assert posted.grammar == Grammar("json_schema", json.dumps(schema))
+
+
+async def test_tool_calls_of_a_whole_answer(server: Running, answer: Answer) -> None:
+    call = answer(*CALLS)
+    async with sdk(server) as client:
+        result = await client.chat.completions.create(
+            **ASKED, tools=[WEATHER], tool_choice="required", parallel_tool_calls=False
+        )
+        answer(*CALLS[1:])
+        silent = await client.chat.completions.create(**ASKED, tools=[WEATHER])
+    choice = result.choices[0]
+    assert (choice.finish_reason, choice.message.content) == ("tool_calls", "I look.")
+    first, second = choice.message.tool_calls or []
+    assert (first.type, second.type) == ("function", "function")
+    assert (first.function.name, first.function.arguments) == ("weather", '{"city": "Oslo"}')
+    assert first.id.startswith("call_")
+    assert first.id != second.id
+    assert silent.choices[0].message.content is None
+    posted = await call
+    wanted = {"type": "function", "name": "weather", "description": "Of.", "parameters": PARAMETERS}
+    assert (posted.tools, posted.tool_choice, posted.parallel_tool_calls) == ([wanted], "required", False)
+
+
+async def test_tool_calls_of_a_streamed_answer(server: Running, answer: Answer) -> None:
+    named: Any = {"type": "function", "function": {"name": "weather"}}
+    call = answer(*CALLS)
+    async with sdk(server) as client:
+        stream = await client.chat.completions.create(**ASKED, tools=[WEATHER], tool_choice=named, stream=True)
+        chunks = [chunk.choices[0] async for chunk in stream]
+    deltas = [delta for chunk in chunks for delta in chunk.delta.tool_calls or []]
+    assert [delta.index for delta in deltas] == [0, 0, 1, 1]
+    assert [delta.function and delta.function.name for delta in deltas] == ["weather", None, "weather", None]
+    assert [delta.function and delta.function.arguments for delta in deltas] == ["", '{"city": "Oslo"}', "", "{}"]
+    assert [bool(delta.id) for delta in deltas] == [True, False, True, False]
+    assert chunks[-1].finish_reason == "tool_calls"
+    posted = await call
+    assert (posted.tool_choice, posted.parallel_tool_calls) == ({"type": "function", "name": "weather"}, True)
+
+
+async def test_the_stream_helper_puts_tool_calls_together(server: Running, answer: Answer) -> None:
+    answer(*CALLS)
+    async with sdk(server) as client, client.chat.completions.stream(**ASKED, tools=[WEATHER]) as stream:
+        message = (await stream.get_final_completion()).choices[0].message
+    assert message.content == "I look."
+    assert [call.function.arguments for call in message.tool_calls or []] == ['{"city": "Oslo"}', "{}"]
+
+
+def test_calls_and_their_results_are_part_of_the_conversation() -> None:
+    call = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
+    messages = [
+        {"role": "user", "content": "Oslo?"},
+        {"role": "assistant", "content": "I look.", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": [{"type": "text", "text": "Sun"}]},
+        {"role": "assistant", "content": None, "tool_calls": [call | {"id": "call_2"}]},
+    ]
+    asked = parse_completion_request(json.dumps({"model": "tiny", "messages": messages}).encode())
+    assert asked.items == [
+        Message("0", "user", ("Oslo?",)),
+        Message("1", "assistant", ("I look.",)),
+        FunctionCall("1.0", "call_1", "weather", "{}"),
+        FunctionCallOutput("2", "call_1", "Sun"),
+        FunctionCall("3.0", "call_2", "weather", "{}"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("message", "code", "param"),
+    [
+        (TOLD | {"tool_call_id": "call_1"}, "invalid_value", "messages[0].tool_call_id"),
+        ({"role": "assistant", "content": None}, "missing_required_parameter", "messages[0].content"),
+    ],
+)
+async def test_messages_that_fit_nothing_are_refused(
+    server: Running, node: Node, message: dict[str, Any], code: str, param: str
+) -> None:
+    async with sdk(server) as client:
+        with pytest.raises(openai.BadRequestError) as refused:
+            await client.chat.completions.create(**ASKED | {"messages": [message]})
+    assert (refused.value.code, refused.value.param) == (code, param)
 
 
 async def test_an_answer_that_breaks_its_schema_is_an_error(server: Running, answer: Answer) -> None:
@@ -311,7 +400,14 @@ async def test_models_are_listed(server: Running, node: Node) -> None:
     ("changes", "code", "param"),
     [
         ({"messages": []}, "invalid_value", "messages"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "invalid_value", "messages[0].role"),
+        ({"messages": [{"role": "function", "content": "x"}]}, "invalid_value", "messages[0].role"),
+        ({"messages": [TOLD | {"tool_call_id": ""}]}, "invalid_value", "messages[0].tool_call_id"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "missing_required_parameter", "messages[0].tool_call_id"),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "<|im_end|>"}}]}]},
+            "invalid_value",
+            "messages[0].tool_calls[0].function.name",
+        ),
         ({"messages": [{"role": "user", "content": 5}]}, "invalid_value", "messages[0].content"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
@@ -342,7 +438,18 @@ async def test_models_are_listed(server: Running, node: Node) -> None:
             "response_format.json_schema",
         ),
         ({"response_format": {"type": "json_object"}, "stop": "}"}, "invalid_value", "stop"),
-        ({"tools": [{"type": "function"}]}, "unsupported_parameter", "tools"),
+        ({"tools": [{"type": "function"}]}, "missing_required_parameter", "tools[0].function"),
+        ({"tools": [{"type": "custom", "custom": {"name": "a"}}]}, "invalid_value", "tools[0].type"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "invalid_value", "tools[0].function.name"),
+        ({"tools": [WEATHER, WEATHER]}, "invalid_value", "tools"),
+        ({"tool_choice": "required"}, "invalid_value", "tool_choice"),
+        ({"tools": [WEATHER], "tool_choice": "some"}, "invalid_value", "tool_choice"),
+        (
+            {"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "other"}}},
+            "invalid_value",
+            "tool_choice",
+        ),
+        ({"functions": [{"name": "a"}]}, "unsupported_parameter", "functions"),
         ({"made_up": 1}, "unsupported_parameter", "made_up"),
     ],
 )
@@ -368,12 +475,17 @@ def test_a_missing_parameter_is_named() -> None:
 def test_harmless_parameters_and_text_parts_are_accepted() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     messages = [{"role": "developer", "content": "x"}, {"role": "user", "content": parts}]
-    neutral = {"n": 1, "tools": [], "stop": None, "logprobs": False, "top_logprobs": 0, "user": "u"}
+    neutral = {
+        "n": 1,
+        "tools": [],
+        "tool_choice": "auto",
+        "stop": None,
+        "logprobs": False,
+        "top_logprobs": 0,
+        "user": "u",
+    }
     asked = parse_completion_request(json.dumps({"model": "tiny", "messages": messages, **neutral}).encode())
-    assert [message.to_wire() for message in asked.messages] == [
-        {"role": "system", "content": "x"},
-        {"role": "user", "content": "ab"},
-    ]
+    assert asked.items == [Message("0", "system", ("x",)), Message("1", "user", ("ab",))]
 
 
 async def test_unknown_paths_under_v1_are_json(server: Running) -> None:
