@@ -143,3 +143,78 @@ async def test_special_tokens_in_a_message_are_plain_text(client: AsyncOpenAI, f
     expected = [*fmt.system(), *fmt.user_open, *fmt.text(injected), *fmt.user_close, *fmt.assistant_open]
     assert answer.usage is not None
     assert answer.usage.prompt_tokens == len(expected)
+
+
+PARAMETERS = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 12}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+TOOLS: list[Any] = [
+    {"type": "function", "function": {"name": "weather", "description": "Of a city.", "parameters": PARAMETERS}},
+    {"type": "function", "function": {"name": "time"}},
+]
+QUESTION: dict[str, Any] = {"role": "user", "content": "How is the weather in Paris?"}
+NAMED: Any = {"type": "function", "function": {"name": "weather"}}
+
+
+async def test_a_demanded_call_is_valid_and_its_result_is_answered(client: AsyncOpenAI) -> None:
+    asked: dict[str, Any] = {"model": "default", "messages": [QUESTION], "tools": TOOLS, "max_tokens": 60}
+    choice = (await client.chat.completions.create(**asked, tool_choice=NAMED)).choices[0]
+    assert choice.finish_reason == "tool_calls"
+    call: Any = (choice.message.tool_calls or [])[0]
+    assert call.function.name == "weather"
+    assert list(json.loads(call.function.arguments)) == ["city"]
+    pieces = ["", ""]
+    async for chunk in await client.chat.completions.create(**asked, tool_choice=NAMED, stream=True):
+        for delta in chunk.choices[0].delta.tool_calls or []:
+            assert delta.function is not None
+            pieces[0] += delta.function.name or ""
+            pieces[1] += delta.function.arguments or ""
+    assert pieces == ["weather", call.function.arguments]
+    told = {"role": "tool", "tool_call_id": call.id, "content": "Sunny, 21 degrees."}
+    history: list[Any] = [QUESTION, choice.message.to_dict(), told]
+    answered = await client.chat.completions.create(
+        model="default", messages=history, tools=TOOLS, tool_choice="none", max_tokens=12
+    )
+    assert answered.choices[0].message.content
+    assert not answered.choices[0].message.tool_calls
+
+
+async def test_a_required_call_is_one_of_the_tools(client: AsyncOpenAI) -> None:
+    answer = await client.chat.completions.create(
+        model="default", messages=[QUESTION], tools=TOOLS, tool_choice="required", n=2, max_tokens=60
+    )
+    for choice in answer.choices:
+        calls: Any = choice.message.tool_calls
+        assert [call.function.name in ("weather", "time") for call in calls] == [True]
+
+
+async def test_structured_output_beside_tools_is_one_of_both(client: AsyncOpenAI) -> None:
+    schema = {**PARAMETERS, "properties": {"answer": {"$ref": "#/$defs/short"}}, "required": ["answer"]}
+    schema |= {"$defs": {"short": {"type": "string", "maxLength": 12}}}
+    wanted: Any = {"type": "json_schema", "json_schema": {"name": "said", "schema": schema}}
+    for tools in (TOOLS, TOOLS[1:]):
+        choice = (
+            await client.chat.completions.create(
+                model="default", messages=[QUESTION], tools=tools, response_format=wanted, max_tokens=60
+            )
+        ).choices[0]
+        if choice.finish_reason == "tool_calls":
+            assert choice.message.tool_calls
+        else:
+            assert list(json.loads(choice.message.content or "")) == ["answer"]
+
+
+async def test_a_later_call_finds_what_an_earlier_one_computed(client: AsyncOpenAI) -> None:
+    head: Any = {"role": "system", "content": "You speak of harbours, lighthouses and the ships between them. " * 8}
+    asked: dict[str, Any] = {"model": "default", "max_tokens": 8}
+    first = await client.chat.completions.create(**asked, messages=[head, MESSAGES[0]])
+    said: Any = {"role": "assistant", "content": first.choices[0].message.content}
+    again: Any = {"role": "user", "content": "And backwards?"}
+    second = await client.chat.completions.create(**asked, messages=[head, MESSAGES[0], said, again])
+    assert first.usage is not None
+    assert second.usage is not None
+    assert second.usage.prompt_tokens_details is not None
+    assert (second.usage.prompt_tokens_details.cached_tokens or 0) >= first.usage.prompt_tokens
