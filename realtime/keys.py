@@ -48,6 +48,11 @@ def session_log(session_id: str) -> str:
     return f"ms:session:{session_id}:log"
 
 
+def response(response_id: str) -> str:
+    """A stored response of /v1/responses."""
+    return f"ms:response:{response_id}"
+
+
 def kv(session_id: str) -> str:
     return f"ms:kv:{session_id}"
 

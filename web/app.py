@@ -16,7 +16,7 @@ from starlette.templating import Jinja2Templates
 from realtime.presence import announce
 from realtime.redis_connection import connect
 from realtime.tasks import cancel_and_wait
-from web import admin, chat_completions, errors, health, models, pages, realtime_socket
+from web import admin, chat_completions, errors, health, models, pages, realtime_socket, responses
 from web.dashboard import Dashboard
 from web.metrics import HttpMetrics, WebMetrics
 from web.nodes import NodeCache
@@ -79,6 +79,11 @@ def _routes(version: str) -> list[BaseRoute]:
         Route("/v1/models", models.list_models),
         Route("/v1/models/{model:path}", models.get_model),
         Route("/v1/chat/completions", chat_completions.chat_completions, methods=["POST"]),
+        Route("/v1/responses", responses.create_response, methods=["POST"]),
+        Route("/v1/responses/{response_id}", responses.get_response, methods=["GET"]),
+        Route("/v1/responses/{response_id}", responses.delete_response, methods=["DELETE"]),
+        Route("/v1/responses/{response_id}/input_items", responses.list_input_items),
+        Route("/v1/responses/{response_id}/cancel", responses.cancel_response, methods=["POST"]),
         WebSocketRoute("/v1/realtime", realtime_socket.realtime_socket),
         Route("/v1/realtime", realtime_socket.upgrade_required),
         Mount(f"/static/{version}", pages.VersionedFiles(directory=pages.STATIC), name="static"),

@@ -29,6 +29,8 @@ class WebSettings(BaseSettings):
     body_limit: int = Field(default=1024 * 1024, ge=1024)
     send_queue_events: int = Field(default=4096, ge=16)
     send_queue_bytes: int = Field(default=4 * 1024 * 1024, ge=1024)
+    session_retention_s: int = Field(default=7 * 24 * 3600, ge=60)
+    """How long a stored response is kept after its last use, as sessions are."""
     redis_timeout_s: float = Field(default=5.0, gt=0)
     keepalive_s: float = Field(default=10.0, gt=0)
     ping_s: float = Field(default=20.0, gt=0)

@@ -155,7 +155,7 @@ TOOLS: list[Any] = [
     {"type": "function", "function": {"name": "weather", "description": "Of a city.", "parameters": PARAMETERS}},
     {"type": "function", "function": {"name": "time"}},
 ]
-QUESTION: dict[str, Any] = {"role": "user", "content": "How is the weather in Paris?"}
+QUESTION: Any = {"role": "user", "content": "How is the weather in Paris?"}
 NAMED: Any = {"type": "function", "function": {"name": "weather"}}
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 import msgspec
+import openai
 import pytest
 import redis
 import redis.asyncio
@@ -21,7 +22,7 @@ from websockets.asyncio.client import ClientConnection, connect
 
 from realtime import registry
 from realtime.inbox import Inbox
-from realtime.messages import Delivery, InboxMessage
+from realtime.messages import Completion, CompletionPart, Delivery, InboxMessage
 from realtime.outbox import add_deliveries
 from realtime.redis_connection import connect as connect_redis
 from realtime.registry import NodeInfo
@@ -214,3 +215,30 @@ async def next_event(socket: ClientConnection) -> dict[str, Any]:
     async with asyncio.timeout(LIMIT_S):
         event: dict[str, Any] = msgspec.json.decode(await socket.recv())
         return event
+
+
+Answer = Callable[..., asyncio.Task[Completion]]
+
+
+@pytest.fixture
+async def answer(node: Node) -> AsyncIterator[Answer]:
+    """Lets the node answer the next call with the given parts."""
+    tasks: list[asyncio.Task[Completion]] = []
+
+    async def run(parts: tuple[CompletionPart, ...]) -> Completion:
+        (call,) = await node.receive(Completion)
+        for part in parts:
+            await node.deliver(call.web, call.connection, part)
+        assert isinstance(call, Completion)
+        return call
+
+    def start(*parts: CompletionPart) -> asyncio.Task[Completion]:
+        tasks.append(asyncio.create_task(run(parts)))
+        return tasks[-1]
+
+    yield start
+    await asyncio.gather(*tasks)
+
+
+def sdk(server: Running) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0, timeout=LIMIT_S)

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import httpx
@@ -21,7 +20,7 @@ from realtime.messages import (
     TokenLogprob,
     TopLogprob,
 )
-from tests.web.conftest import LIMIT_S, Node, Running, Serve
+from tests.web.conftest import Answer, Node, Running, Serve, sdk
 from web.app import create_app
 from web.completion_request import parse_completion_request
 from web.errors import ApiError
@@ -38,31 +37,6 @@ CALLS = (
     CompletionPart(finish_reason="tool_calls", usage=CompletionUsage(9, 4, 3)),
 )
 LAST = CompletionPart(text="!", finish_reason="stop", usage=CompletionUsage(9, 4, 3))
-Answer = Callable[..., asyncio.Task[Completion]]
-
-
-@pytest.fixture
-async def answer(node: Node) -> AsyncIterator[Answer]:
-    """Lets the node answer the next call with the given parts."""
-    tasks: list[asyncio.Task[Completion]] = []
-
-    async def run(parts: tuple[CompletionPart, ...]) -> Completion:
-        (call,) = await node.receive(Completion)
-        for part in parts:
-            await node.deliver(call.web, call.connection, part)
-        assert isinstance(call, Completion)
-        return call
-
-    def start(*parts: CompletionPart) -> asyncio.Task[Completion]:
-        tasks.append(asyncio.create_task(run(parts)))
-        return tasks[-1]
-
-    yield start
-    await asyncio.gather(*tasks)
-
-
-def sdk(server: Running) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0, timeout=LIMIT_S)
 
 
 async def test_a_whole_answer(server: Running, answer: Answer) -> None:
