@@ -179,18 +179,22 @@ def test_q4_brings_back_weights_that_were_four_bits(real_folder: Path, library: 
 
 
 def test_products_of_bytes_are_as_exact_as_bfloat16(real_folder: Path, library: Path) -> None:
-    """A few rows times weights of four bits are multiplied in bytes where the processor can."""
-    text = [1, 9906, 28, 638, 359, 346, 30, 2683, 506, 314]
+    """A few rows times weights of four bits are multiplied in bytes where the processor can.
+
+    Over many texts: bfloat16 turns a single token out by ten times its usual error on one path or the other.
+    """
+    rng = random.Random(7)
     weights = load_weights(real_folder, torch.float32, torch.device("cpu"), lambda stage, fraction: None)
     exact = NativeCpuRunner(weights, 8, 2, "none", library)
     bfloat16, bytes = (NativeCpuRunner(weights, 8, 2, q, library, torch.bfloat16) for q in ("none", "q4"))
-    errors: dict[str, list[float]] = {"bfloat16": [], "bytes": []}
-    for i, token in enumerate(text):
-        batch = Batch([SequenceInput([token], i, [0], 1)])
-        expected = exact.run(batch)
-        errors["bfloat16"].append(float((expected - bfloat16.run(batch)).abs().mean() / expected.std()))
-        errors["bytes"].append(float((expected - bytes.run(batch)).abs().mean() / expected.std()))
-    assert sum(errors["bytes"]) < 1.5 * sum(errors["bfloat16"])
+    errors = {"bfloat16": 0.0, "bytes": 0.0}
+    for _ in range(12):
+        for i, token in enumerate([1, *(rng.randrange(100, 40000) for _ in range(7))]):
+            batch = Batch([SequenceInput([token], i, [0], 1)])
+            expected = exact.run(batch).clone()
+            errors["bfloat16"] += float((expected - bfloat16.run(batch)).abs().mean() / expected.std())
+            errors["bytes"] += float((expected - bytes.run(batch)).abs().mean() / expected.std())
+    assert errors["bytes"] < 1.25 * errors["bfloat16"]
 
 
 def test_bfloat16_weights_that_were_four_bits_are_kept_in_those_and_compute_the_same(
