@@ -68,6 +68,12 @@ class Generation:
             self._changed.clear()
             await self._changed.wait()
 
+    async def ended(self) -> None:
+        """Returns when nothing more will come. Takes nothing from whoever iterates."""
+        while self.finished is None and self._error is None:
+            self._changed.clear()
+            await self._changed.wait()
+
     def _deliver(self, item: m.Tokens) -> None:
         self._batch += item.tokens
         self.logprobs += item.logprobs

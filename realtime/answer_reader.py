@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from engine.messages import Grammar
 from realtime.chat_format import ChatFormat
 from realtime.reasoning import ReasoningFilter
 from realtime.tool_calls import CallDone, CallInvalid, TextPiece, ToolCallParser
@@ -29,6 +31,27 @@ class Heard:
     texts: list[str]
     is_over: bool = False
     unsaid: int = 0
+
+
+def forced_call(text: str) -> ToolCall:
+    """A demanded call; `text` is its JSON object, valid by construction."""
+    call = json.loads(text)
+    return ToolCall(call["name"], json.dumps(call["arguments"], ensure_ascii=False))
+
+
+def read_round(
+    fmt: ChatFormat, tools: Toolbox, prompt: list[int], grammar: Grammar | None, said: list[int]
+) -> tuple[list[ToolCall], list[int], int]:
+    """One whole generation: its calls, the tokens that stay in the conversation, and how many of the answer's budget
+    they cost. What was constrained by `grammar` is a demanded call."""
+    if grammar is not None:
+        detokenizer = fmt.detokenizer()
+        text = grammar.given + detokenizer.feed(said) + detokenizer.finish()
+        return [forced_call(text)], [*said, *fmt.forced_call_suffix], len(said)
+    reader = AnswerReader(fmt, tools, prompt)
+    kept = said[: len(said) - reader.feed(said).unsaid]
+    reader.finish()
+    return reader.calls, kept, len(kept)
 
 
 class AnswerReader:

@@ -102,6 +102,11 @@ class ChatFormat:
         opening, closing = self._tool_turn
         return self._fixed(opening) + self.text(text) + self._fixed(closing)
 
+    def after_calls(self, results: list[str]) -> list[int]:
+        """All that follows an answer whose calls gave `results`, up to where the model goes on."""
+        told = [token for result in results for token in self.tool_result(result)]
+        return [*self.assistant_close, *told, *self.assistant_open, *self.thought_open]
+
     def partial_result(self) -> tuple[list[int], str]:
         """What stands before a tool's output in `tool_result`: tokens, and text that is tokenised with the output."""
         if self._tool_turn is not None:

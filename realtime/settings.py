@@ -32,3 +32,4 @@ class RealtimeSettings(BaseSettings):
     max_notes: int = Field(default=32, ge=0)
     draft_pause_s: float = Field(default=0.3, gt=0)
     max_drafts: int = Field(default=8, ge=0)
+    max_speculative_calls: int = Field(default=4, ge=0)

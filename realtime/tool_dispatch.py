@@ -50,6 +50,17 @@ class ToolDispatch:
         self._queue = ToolQueue(settings.redis_url)
         self._calls: dict[str, _Call] = {}
 
+    @property
+    def running(self) -> int:
+        """Calls in flight."""
+        return len(self._calls)
+
+    def forget(self, call_id: str) -> None:
+        """Nobody will ask for this call again: its output goes, and a worker that still has it stores none."""
+        self._publisher.write(lambda pipeline: pipeline.delete(keys.tool(call_id)))
+        self._publisher.write(lambda pipeline: pipeline.hset(keys.tool(call_id), mapping={"cancel": "1"}))
+        self._publisher.write(lambda pipeline: pipeline.expire(keys.tool(call_id), RECORD_TTL_S))
+
     async def run(self, session: str, call_id: str, tool: ServerTool, arguments: str, listener: Listener) -> ToolResult:
         """The result, always: a hung, lost or unreachable worker gives a `ToolResult` with an error. When the caller is
         cancelled the worker is told, and whatever it still sends is ignored.

@@ -58,6 +58,11 @@ class Toolbox:
     def is_client_function(self, name: str) -> bool:
         return name in self._functions
 
+    def speculative_tool(self, name: str) -> ServerTool | None:
+        """The tool of that name, if it may be run before anything is sent."""
+        tool = self.server_tool(name)
+        return tool if tool is not None and tool.speculative and not self.is_client_function(name) else None
+
     def server_tool(self, name: str) -> ServerTool | None:
         return self._server_tools.get(name)
 

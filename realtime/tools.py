@@ -15,14 +15,17 @@ SERVER_LABEL = "midstream"
 
 @dataclass(frozen=True)
 class ServerTool:
-    """`parameters` is a JSON schema. An `idempotent` tool may be run again when its worker died. `estimate` says how
-    many seconds a call with these (unchecked) arguments will last, where that can be said."""
+    """`parameters` is a JSON schema. An `idempotent` tool may be run again when its worker died. A `speculative` one
+    may be run for text that is not sent yet: it is local, nobody else can notice it, and its result is as good minutes
+    later. `estimate` says how many seconds a call with these (unchecked) arguments will last, where that can be said.
+    """
 
     name: str
     description: str
     parameters: dict[str, Any]
     idempotent: bool
     time_limit_s: float
+    speculative: bool = False
     estimate: Callable[[dict[str, Any]], float | None] = lambda arguments: None
 
     def expected_s(self, arguments: str) -> float | None:
@@ -57,6 +60,7 @@ CALCULATOR = ServerTool(
     },
     idempotent=True,
     time_limit_s=5.0,
+    speculative=True,
 )
 
 WAIT = ServerTool(
@@ -72,6 +76,7 @@ WAIT = ServerTool(
     },
     idempotent=True,
     time_limit_s=65.0,
+    speculative=True,
     estimate=_seconds,
 )
 

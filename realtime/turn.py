@@ -6,7 +6,6 @@ Every exit, cancel included, emits exactly one `response.done`.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
 from collections.abc import AsyncGenerator
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.client import ContextHandle, EngineError, EngineLost
 from engine.messages import GenerateParams, Grammar
-from realtime.answer_reader import AnswerReader, ToolCall
+from realtime.answer_reader import AnswerReader, ToolCall, forced_call
 from realtime.held_call import HeldCall
 from realtime.ids import new_id
 from realtime.messages import ToolResult
@@ -22,6 +21,7 @@ from realtime.opening import open_answer
 from realtime.response import Event, Response
 from realtime.session_config import SessionConfig
 from realtime.simultaneous.drafts import Drafted
+from realtime.simultaneous.speculative_calls import SpeculativeCall
 from realtime.tasks import cancel_and_wait
 from realtime.toolbox import Toolbox
 from realtime.turn_trace import TurnTrace
@@ -65,7 +65,6 @@ class Turn:
         self._budget = self._node.output_budget(config)
         self._drafted = drafted
         self._seed = drafted.seed(config)
-        self._holding: ContextHandle | None = None
         self._losses = 0
         self._reason = ""
         self._task: asyncio.Task[None] | None = None
@@ -128,9 +127,9 @@ class Turn:
         opening = open_answer(fmt, self._config, self._tools, self.tokens)
         self.reasoned |= fmt.opens_thought(self.tokens)
         self.tokens = list(opening.tokens)
-        call = json.loads(opening.given + await self._constrained(opening.grammar))
+        call = forced_call(opening.given + await self._constrained(opening.grammar))
         self.tokens += fmt.forced_call_suffix
-        return ToolCall(call["name"], json.dumps(call["arguments"], ensure_ascii=False))
+        return call
 
     async def _constrained(self, grammar: Grammar | None) -> str:
         detokenizer = self._node.format.detokenizer()
@@ -203,14 +202,13 @@ class Turn:
             self.usage.generated(-count)
 
     async def _generate(self, params: GenerateParams) -> Any:
-        held, self._holding = self._holding, None
         context = await self._actor.context.wait()
         self.trace.asked()
-        if (draft := self._drafted.promote(self.tokens, params)) is not None:
-            self.usage.promoted(len(self.tokens), draft.computed_tokens)
-            return draft.generation
+        if (claimed := self._drafted.claim(self.tokens, params)) is not None:
+            self.usage.promoted(len(self.tokens), claimed.computed_tokens)
+            return claimed.generation
         context.priority = "foreground"
-        if held is context:
+        if context.held:
             # What was read ahead of the result may have been a wrong guess.
             known = context.keep(self.tokens)
             self.usage.began(len(self.tokens), context.kv_tokens)
@@ -233,7 +231,8 @@ class Turn:
             self._reason = "length"
             return True
         context = await self._actor.context.wait()
-        context.sync(self.tokens)
+        if not self._drafted.is_ahead:
+            context.sync(self.tokens)
         self.tokens += fmt.assistant_close
         for call in calls:
             self.tokens += fmt.tool_result(await self._run_call(call, context))
@@ -259,11 +258,14 @@ class Turn:
         self._emit(self.response.call_arguments_done())
         self._emit(self.response.call_in_progress())
         started = time.time()
-        self._holding = context
-        held = HeldCall(
-            self._actor, context, list(self.tokens), new_id("call_"), self.response.call["id"], tool, call.arguments
-        )
-        result = await self._run_held(held)
+        drafted = self._drafted.call(tool, call.arguments)
+        result = drafted.output if drafted is not None else None
+        if result is None:
+            call_id = drafted.id if drafted is not None else new_id("call_")
+            held = HeldCall(
+                self._actor, context, list(self.tokens), call_id, self.response.call["id"], tool, call.arguments
+            )
+            result = await self._run_held(held, drafted)
         self.trace.tool(started, result)
         self._node.metrics.tool(call.name, "failed" if result.error else "completed", time.time() - started)
         if result.error:
@@ -272,13 +274,16 @@ class Turn:
         self._emit(self.response.close_call(output=result.output))
         return result.output
 
-    async def _run_held(self, held: HeldCall) -> ToolResult:
-        """The result of the tool, while the context is held for it."""
+    async def _run_held(self, held: HeldCall, drafted: SpeculativeCall | None) -> ToolResult:
+        """The result of the tool, while the context is held for it. `drafted`: the same call, begun by a draft."""
         held.begin()
         try:
-            result = await self._node.tools.run(
-                self._actor.session_id, held.call_id, held.tool, held.arguments, held.hear
-            )
+            if drafted is not None:
+                result = await drafted.take_over(held.hear)
+            else:
+                result = await self._node.tools.run(
+                    self._actor.session_id, held.call_id, held.tool, held.arguments, held.hear
+                )
         except asyncio.CancelledError:
             held.cancel()
             raise

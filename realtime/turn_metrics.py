@@ -95,6 +95,12 @@ class TurnMetrics:
         self._draft_tokens = Counter(
             "midstream_draft_tokens", "Tokens of drafts, by their use.", ("node", "use"), registry=self.registry
         )
+        self._speculative_calls = Counter(
+            "midstream_speculative_calls",
+            "Tool calls begun before Send, by their use.",
+            ("node", "use"),
+            registry=self.registry,
+        )
         self._tool_wait = Histogram(
             "midstream_tool_wait_seconds",
             "From hold to tool result.",
@@ -139,6 +145,9 @@ class TurnMetrics:
             self._drafts.labels(self._node, "unused").inc(started - 1)
         self._draft_tokens.labels(self._node, "used").inc(used)
         self._draft_tokens.labels(self._node, "wasted").inc(wasted)
+
+    def speculative_call(self, *, is_used: bool) -> None:
+        self._speculative_calls.labels(self._node, "used" if is_used else "unused").inc()
 
     def tool(self, name: str, outcome: str, seconds: float) -> None:
         self._tool_wait.labels(self._node, name, outcome).observe(seconds)

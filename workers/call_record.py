@@ -35,6 +35,7 @@ return {'claimed', tostring(redis.call('HINCRBY', KEYS[1], 'runs', 1))}
 _FINISH = """
 local state = redis.call('HGET', KEYS[1], 'state')
 if state == 'done' or state == 'failed' then return 0 end
+if redis.call('HEXISTS', KEYS[1], 'cancel') == 1 then ARGV[1], ARGV[3], ARGV[4] = 'failed', '', 'cancelled' end
 redis.call('HSET', KEYS[1], 'state', ARGV[1], 'attempt', ARGV[2], 'output', ARGV[3], 'error', ARGV[4],
   'finished_at', ARGV[5], 'truncated', ARGV[6])
 redis.call('EXPIRE', KEYS[1], ARGV[7])
@@ -89,7 +90,8 @@ class CallRecord:
                 return None
 
     def finish(self, output: str, error: str, now: float) -> bool:
-        """Stores the result; False when there was one already, which then stays. Raises `redis.RedisError`."""
+        """Stores the result; False when there was one already, which then stays. Of a cancelled call nothing is kept:
+        nobody waits for it. Raises `redis.RedisError`."""
         kept = truncate(output)
         state = "failed" if error else "done"
         return bool(

@@ -2,8 +2,8 @@
 
 In a pause of typing the real answer begins, at background priority, in a fork of the session's context. If at
 `response.create` everything that its tokens depend on is the same, the fork becomes the session's context and the
-draft is the answer. If not, its tokens are a guess that the engine verifies. Nothing of a draft is shown, and no tool
-runs from one.
+draft is the answer. If not, its tokens are a guess that the engine verifies. Nothing of a draft is shown, and of the
+tools that it calls only those run that are marked `speculative`.
 """
 
 from __future__ import annotations
@@ -17,12 +17,15 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from engine.client import ContextHandle, EngineError, EngineLost
+from engine.client import ContextHandle, EngineError, EngineLost, Generation
 from engine.messages import GenerateParams, Prefilled
 from realtime.node import Node
 from realtime.opening import open_answer
 from realtime.session_config import SessionConfig
+from realtime.simultaneous.draft import Basis, Draft, Speculation, may_promote
+from realtime.simultaneous.speculative_calls import SpeculativeCall, SpeculativeCalls
 from realtime.toolbox import Toolbox
+from realtime.tools import ServerTool
 from realtime.turn_trace import TurnTrace
 
 if TYPE_CHECKING:
@@ -36,70 +39,9 @@ _QUESTION_MARKS = ("?", "\uff1f", "\u061f")
 _CLOSERS = "\"'\u201d\u2019)]}\u00bb\u300d"
 
 
-@dataclass(frozen=True)
-class Basis:
-    """All that the tokens of a generation depend on: text, history, instructions and tools are in `prompt`, what is
-    sampled, stopped at and constrained in `params`, model and arithmetic in the `epoch` of the engine."""
-
-    prompt: list[int]
-    params: GenerateParams
-    epoch: str
-
-
-def may_promote(draft: Basis, answer: Basis) -> bool:
-    """Whether the tokens of `draft` are those of `answer`."""
-    return draft.epoch != "" and draft == answer
-
-
 def looks_complete(text: str) -> bool:
     """Whether the text ends like a question, so that nothing more may come."""
     return text.rstrip().rstrip(_CLOSERS).endswith(_QUESTION_MARKS)
-
-
-class Draft:
-    """One answer under way in a context of its own, which `close` gives back in any state."""
-
-    def __init__(
-        self, context: ContextHandle, basis: Basis, guess: list[int], on_prefilled: Callable[[Prefilled], None]
-    ) -> None:
-        """`guess` is an earlier draft. Raises `EngineLost` or `EngineError`."""
-        self.basis = basis
-        self._on_prefilled = on_prefilled
-        self._is_known = False
-        self.handle = context.fork("background")
-        self.handle.on_prefilled = self._prefilled
-        try:
-            self.handle.sync(basis.prompt)
-            self.generation = self.handle.generate(msgspec.structs.replace(basis.params, draft=guess))
-        except (EngineLost, EngineError):
-            self.close()
-            raise
-
-    @property
-    def tokens(self) -> list[int]:
-        """What it says so far."""
-        return self.handle.tokens[len(self.basis.prompt) :]
-
-    @property
-    def has_failed(self) -> bool:
-        return self.generation.error is not None
-
-    @property
-    def computed_tokens(self) -> int:
-        """How many tokens of the prompt need no more computing."""
-        length = len(self.basis.prompt)
-        return length if self.tokens else min(self.handle.kv_tokens, length)
-
-    def is_answer(self, answer: Basis) -> bool:
-        """Whether it can go on as `answer`. An engine that has said nothing yet may still refuse the fork."""
-        return self._is_known and not self.has_failed and may_promote(self.basis, answer)
-
-    def close(self) -> None:
-        self.handle.close()
-
-    def _prefilled(self, item: Prefilled) -> None:
-        self._is_known = True
-        self._on_prefilled(item)
 
 
 class Drafts:
@@ -120,7 +62,7 @@ class Drafts:
         self._timer: asyncio.TimerHandle | None = None
         self._paused = False
         self._draft: Draft | None = None
-        self._turn = _Tally()
+        self._turn = self._new_tally()
 
     @property
     def is_open(self) -> bool:
@@ -156,7 +98,7 @@ class Drafts:
             return
         self._turn.started += 1
         try:
-            self._draft = Draft(context, basis, self._turn.last, self._on_prefilled)
+            self._draft = Draft(context, basis, self._turn.last, self._speculation(), self._on_prefilled)
         except (EngineLost, EngineError) as error:
             log.info("session %s: no draft: %s", self._actor.session_id, error)
             return
@@ -172,7 +114,7 @@ class Drafts:
     def hand_over(self) -> Drafted:
         """A turn begins, and what was drafted is its own now."""
         drafted = Drafted(self._actor, self._draft, self._turn)
-        self._draft, self._turn = None, _Tally()
+        self._draft, self._turn = None, self._new_tally()
         return drafted
 
     def stop(self) -> None:
@@ -181,7 +123,21 @@ class Drafts:
             self._timer.cancel()
         self.cancel("closed")
         self._actor.node.metrics.drafts(self._turn.started, None, 0, self._turn.tokens)
-        self._turn = _Tally()
+        self._turn.calls.close()
+        self._turn = self._new_tally()
+
+    def _new_tally(self) -> _Tally:
+        return _Tally(SpeculativeCalls(self._actor.node, self._actor.session_id))
+
+    def _speculation(self) -> Speculation:
+        actor, tools = self._actor, Toolbox.of(self._actor.session.config)
+        return Speculation(
+            actor.node.format,
+            tools,
+            self._turn.calls,
+            actor.node.settings.max_tool_calls + 1,
+            lambda call: self._event("tool", name=call.tool.name),
+        )
 
     def _is_due(self) -> bool:
         text = self._actor.session.buffer.text
@@ -205,14 +161,23 @@ class Drafts:
         self._actor.journal.emit_extension(f"midstream.draft.{step}", revision=revision, **fields)
 
 
+@dataclass(frozen=True)
+class Claimed:
+    """A generation that began before Send, `computed_tokens` of the answer's first prompt needed no more computing."""
+
+    generation: Generation
+    computed_tokens: int
+
+
 class Drafted:
-    """What a turn gets: at its first generation either a draft that is its answer or a guess at it."""
+    """What a turn gets: a draft that is its answer or else a guess at it, and the calls that drafts have run."""
 
     def __init__(self, actor: Actor, draft: Draft | None, tally: _Tally) -> None:
         self._actor = actor
         self._draft = draft
         self._tally = tally
         self._used = 0
+        self._drafted: list[int] = []
         self._outcome: Outcome | None = "unused" if tally.started else None
         self._answer_begins: int | None = None
 
@@ -220,20 +185,32 @@ class Drafted:
         """The configured seed, or the one that the drafts were made with."""
         return self._tally.seed_for(config)
 
-    def promote(self, tokens: list[int], params: GenerateParams) -> Draft | None:
-        """The draft, if it is the answer that these would give; it has become the session's context and foreground
-        then. Else it ends. Raises `EngineLost`."""
-        draft, self._draft = self._draft, None
+    @property
+    def is_ahead(self) -> bool:
+        """Whether the session's context has gone on already past what the turn has asked for."""
+        return self._draft is not None and self._draft.is_ahead
+
+    def claim(self, tokens: list[int], params: GenerateParams) -> Claimed | None:
+        """The drafted generation, if it is what these would give; at the first one the draft has become the session's
+        context and foreground. Else the draft goes no further. Raises `EngineLost`."""
+        draft = self._draft
         if draft is None:
             return None
-        if not draft.is_answer(Basis(tokens, params, _epoch(self._actor.node))):
-            self._tally.end(draft)
+        generation = draft.claim(Basis(tokens, params, _epoch(self._actor.node)))
+        if generation is None:
+            self._let_go(draft)
             return None
-        self._outcome, self._used = "promoted", len(draft.tokens)
-        self._tally.tokens += self._used
-        self._actor.context.adopt(draft.handle)
-        draft.handle.priority = "foreground"
-        return draft
+        if self._outcome != "promoted":
+            self._outcome, self._drafted = "promoted", [len(said) for said in draft.rounds]
+            self._tally.tokens += sum(self._drafted)
+            self._actor.context.adopt(draft.handle)
+            draft.handle.priority = "foreground"
+        self._used += self._drafted.pop(0)
+        return Claimed(generation, draft.computed_tokens)
+
+    def call(self, tool: ServerTool, arguments: str) -> SpeculativeCall | None:
+        """The same call, if a draft has made it and it runs or has succeeded."""
+        return self._tally.calls.use(tool, arguments)
 
     def guess(self, tokens: list[int], params: GenerateParams) -> GenerateParams:
         """`params` with what was drafted last, for the first generation after `tokens`."""
@@ -246,8 +223,8 @@ class Drafted:
         """The turn is over and `tokens` are its prompt and answer: lets go of everything and counts what it was good
         for."""
         if self._draft is not None:
-            self._tally.end(self._draft)
-            self._draft = None
+            self._let_go(self._draft)
+        self._tally.calls.close()
         if self._answer_begins is not None:
             self._used = _common_length(self._tally.last, tokens[self._answer_begins :])
             self._outcome = "partly_used" if self._used else "unused"
@@ -256,12 +233,18 @@ class Drafted:
         trace.draft_tokens, trace.draft_wasted_tokens = self._used, wasted
         self._actor.node.metrics.drafts(self._tally.started, self._outcome, self._used, wasted)
 
+    def _let_go(self, draft: Draft) -> None:
+        self._draft = None
+        if self._outcome != "promoted":
+            self._tally.end(draft)
+
 
 class _Tally:
-    """The drafts of one turn: how many, the tokens that they said, those of the last one that said any, and the seed
-    that they share with the answer, so that nothing is chosen among several."""
+    """The drafts of one turn: how many, the tokens that they said, those of the last one that said any, the calls that
+    they made, and the seed that they share with the answer, so that nothing is chosen among several."""
 
-    def __init__(self) -> None:
+    def __init__(self, calls: SpeculativeCalls) -> None:
+        self.calls = calls
         self.started = 0
         self.tokens = 0
         self.last: list[int] = []
@@ -276,7 +259,7 @@ class _Tally:
 
     def end(self, draft: Draft) -> None:
         draft.close()
-        self.tokens += len(draft.tokens)
+        self.tokens += sum(len(said) for said in draft.rounds)
         self.last = draft.tokens or self.last
 
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import os
 import time
 from dataclasses import replace
@@ -169,19 +168,31 @@ def test_a_call_cancelled_in_the_queue_does_not_run(client: redis.Redis, monkeyp
     assert results(client)[0].error == "cancelled"
 
 
+def test_nothing_is_kept_of_what_a_cancelled_call_gives(client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(arguments: dict[str, Any], context: ToolContext) -> str:
+        client.hset(keys.tool("call_1"), "cancel", "1")
+        return "a secret"
+
+    use_tool(monkeypatch, late)
+    run(client)
+    assert (results(client)[0].output, results(client)[0].error) == ("", "cancelled")
+    assert "secret" not in str(client.hgetall(keys.tool("call_1")))
+
+
 def test_progress_is_reported_and_cancel_is_seen(client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     def watchful(arguments: dict[str, Any], context: ToolContext) -> str:
         assert not context.cancelled()
         context.progress(1.0, 2.0, "half")
         client.hset(keys.tool("call_1"), "cancel", "1")
-        return json.dumps(context.cancelled())
+        assert context.cancelled()
+        return "4"
 
     use_tool(monkeypatch, watchful)
     run(client)
     _, progress, result = inbox(client)
     assert progress == ToolProgress("call_1", 1, 1.0, 2.0, "half")
     assert isinstance(result, ToolResult)
-    assert result.output == "true"
+    assert result.error == "cancelled"
 
 
 def test_output_is_posted_while_the_tool_runs(client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:

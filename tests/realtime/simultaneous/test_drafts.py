@@ -13,7 +13,8 @@ import redis
 
 from engine import messages as m
 from realtime.chat_format import ChatFormat
-from realtime.simultaneous.drafts import Basis, looks_complete, may_promote
+from realtime.simultaneous.draft import Basis, may_promote
+from realtime.simultaneous.drafts import looks_complete
 from realtime.tool_calls import CLOSE, OPEN
 from tests.realtime.scripted_engine import ScriptedHost, scripted_host
 
@@ -289,18 +290,6 @@ async def test_a_later_draft_guesses_what_an_earlier_one_said(session: ScriptedH
     await drafted(session, QUESTION, "Paris")
     second = await drafted(session, QUESTION + " And why?", "Paris")
     assert second.params.draft == session.format.text("Paris")
-
-
-async def test_no_tool_runs_before_send_and_then_it_does(session: ScriptedHost) -> None:
-    await session.configure(tools=[SERVER_TOOLS])
-    draft = await drafted(session, "How much is 7777 + 1?", CALL, "stop")
-    assert not session.engine.of_kind(m.Hold)
-    await send(session, "How much is 7777 + 1?")
-    await session.events_until("response.mcp_call.in_progress")
-    (hold,) = session.engine.of_kind(m.Hold)
-    assert hold.context == draft.context
-    await session.send("response.cancel")
-    await session.events_until("response.done")
 
 
 async def test_what_a_draft_says_after_a_call_is_not_part_of_the_answer(session: ScriptedHost) -> None:

@@ -9,6 +9,7 @@ import asyncio
 import random
 import shutil
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from engine import messages as m
 from engine.client import EngineClient
 from realtime.chat_format import ChatFormat
+from realtime.messages import ToolJob, ToolResult
+from realtime.tools import CALCULATOR, SERVER_TOOLS
 from tests.engine.test_process import Engine, gauges
 from tests.realtime.running_host import LIMIT_S, RunningHost, running_node
 
@@ -199,6 +202,41 @@ async def test_whatever_is_typed_the_answer_is_that_of_a_text_sent_whole(
         answers.append(said(await typist.answer(texts[-1])))
     await typist.begin("whole", "off", **sampling)
     assert [said(await typist.answer(text)) for text in texts] == answers
+
+
+@pytest.mark.parametrize("sampling", [{}, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("number", range(6))
+async def test_whatever_is_typed_an_answer_with_tools_is_that_of_a_text_sent_whole(
+    typist: Typist, number: int, sampling: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first call is demanded, and drafts have run it or not."""
+    places = {"type": "object", "properties": {"place": {"enum": ["here", "there", "nowhere"]}}, "required": ["place"]}
+    monkeypatch.setitem(SERVER_TOOLS, "look", replace(CALCULATOR, name="look", parameters=places))
+    rng = random.Random(number)
+
+    async def work(job: ToolJob) -> None:
+        await asyncio.sleep(rng.choice([0.0, 0.01, 0.1]))
+        await typist.post(ToolResult(job.call, job.attempt, f"seen: {job.arguments}", "", 1.0, 2.0))
+
+    monkeypatch.setattr(typist.node.tools._queue, "send", work)
+    sampling = sampling | {"seed": number}
+    server = {"type": "mcp", "server_label": "midstream", "require_approval": "never", "allowed_tools": ["look"]}
+    tools: dict[str, Any] = {
+        "tools": [server],
+        "tool_choice": {"type": "mcp", "server_label": "midstream", "name": "look"},
+    }
+    await typist.begin("typed", "draft", 2 * ANSWER_TOKENS, **sampling)
+    await typist.configure(**tools)
+    text = await Script(typist, rng).turn()
+    await asyncio.sleep(rng.choice([0.0, 0.05, 0.3]))
+    drafted = (await typist.answer(text))["response.done"]["response"]
+    await typist.begin("whole", "off", 2 * ANSWER_TOKENS, **sampling)
+    await typist.configure(**tools)
+    whole = (await typist.answer(text))["response.done"]["response"]
+    told = [[(item.get("content"), item.get("arguments")) for item in answer["output"]] for answer in (drafted, whole)]
+    assert told[0] == told[1]
+    assert drafted["usage"]["output_tokens"] == whole["usage"]["output_tokens"]
+    assert "look" in str(whole["output"])
 
 
 async def test_a_hit_has_nothing_to_compute_before_its_first_token(typist: Typist) -> None:
