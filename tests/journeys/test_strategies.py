@@ -130,6 +130,30 @@ async def test_a_draft_is_the_answer_that_a_text_sent_whole_gets(server: Server,
     assert reply.response["usage"]["output_tokens"] == whole.response["usage"]["output_tokens"]
 
 
+async def test_a_draft_has_run_its_tool_when_the_text_is_sent(server: Server) -> None:
+    """And what is said then is what is said without drafts."""
+    text = "How much is 12 * 34?"
+    replies = []
+    for strategy in ("draft", "off"):
+        async with Talk(server.websocket_url) as talk:
+            await talk.configure(
+                tools=[{"type": "mcp", "server_label": "midstream", "require_approval": "never"}],
+                tool_choice={"type": "mcp", "server_label": "midstream", "name": "calculator"},
+                max_output_tokens=3 * ANSWER_TOKENS,
+                midstream={"strategy": strategy, "events": True},
+            )
+            if strategy == "draft":
+                await type_in(talk, text)
+                assert (await talk.until("midstream.draft.tool"))["name"] == "calculator"
+            replies.append(await talk.say(text))
+            turn = await talk.until("midstream.turn")
+        assert turn["draft"] == ("promoted" if strategy == "draft" else None)
+    drafted, whole = replies
+    assert [item.get("output") for item in drafted.response["output"]][0] == "408"
+    assert drafted.text == whole.text
+    assert drafted.response["usage"]["output_tokens"] == whole.response["usage"]["output_tokens"]
+
+
 async def test_notes_are_taken_while_typing_and_stay_out_of_the_conversation(server: Server) -> None:
     async with Talk(server.websocket_url) as talk:
         await start(talk, "notes")
