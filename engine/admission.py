@@ -29,7 +29,7 @@ class Admission:
     def check_generate(self, pending: Iterable[Context], tokens: int) -> None:
         """Raises `Overloaded` when a foreground generation with `tokens` to compute would have to queue too long
         behind `pending`. Where nothing waits it may be as long as it likes."""
-        waiting = [context for context in pending if _waits_for_first_token(context)]
+        waiting = [context for context in pending if waits_for_first_token(context)]
         if len(waiting) >= self.max_waiting:
             raise Overloaded(f"{len(waiting)} generations are waiting; the limit is {self.max_waiting}")
         total = sum(context.pending for context in waiting) + tokens
@@ -37,7 +37,8 @@ class Admission:
             raise Overloaded(f"{total} prompt tokens would be waiting; the limit is {self.max_waiting_tokens}")
 
 
-def _waits_for_first_token(context: Context) -> bool:
+def waits_for_first_token(context: Context) -> bool:
+    """Whether somebody waits for the first word of an answer."""
     generation = context.generation
     if context.priority != "foreground" or context.held:
         return False

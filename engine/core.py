@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 
 from engine import messages as m
-from engine.admission import Admission, Overloaded
+from engine.admission import Admission, Overloaded, waits_for_first_token
 from engine.context import Context
 from engine.generation import Generation
 from engine.interception.accounts import Accounts
@@ -699,6 +699,7 @@ class EngineCore:
             recomputed_tokens=counters.recomputed_tokens,
             swapped_out_tokens=counters.swapped_out_tokens,
             swapped_in_tokens=counters.swapped_in_tokens,
+            awaited=sum(map(waits_for_first_token, self._active.values())),
             blocks_host=sum(model.pool.host.count - model.pool.host.free_count for model in self.models),
             memory=self._memory(),
         )

@@ -308,6 +308,8 @@ class Stats(msgspec.Struct, tag="stats"):
     swapped_out_tokens: int = 0
     swapped_in_tokens: int = 0
     blocks_host: int = 0
+    awaited: int = 0
+    """Foreground generations without a first token."""
     memory: dict[str, float] = {}
     """Token-seconds of the KV pools by what held them (see `engine.interception.ledger`)."""
 

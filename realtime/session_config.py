@@ -9,7 +9,7 @@ from pydantic_core import PydanticCustomError
 
 from realtime.errors import ProtocolError
 
-Strategy = Literal["off", "prefill", "draft", "notes"]
+Strategy = Literal["off", "prefill", "draft", "notes", "auto"]
 OffsetUnit = Literal["utf16", "code_points"]
 MAX_INT = 2**63 - 1
 
@@ -159,6 +159,7 @@ class MidstreamPatch(WireModel):
     """`events` chooses the families of `midstream.*` events: all, none, or those named."""
 
     strategy: Strategy | None = None
+    lossless: bool | None = None
     events: Events | None = None
     sampling: SamplingPatch | None = None
     offsets: OffsetUnit | None = None
@@ -216,7 +217,8 @@ class SessionConfig(WireModel):
     metadata: dict[str, str] = {}
     truncation: Truncation = "auto"
     sampling: Sampling = Sampling()
-    strategy: Strategy = "prefill"
+    strategy: Strategy = "auto"
+    lossless: bool = True
     events: Events = False
     offsets: OffsetUnit = "utf16"
 
@@ -269,7 +271,7 @@ class SessionConfig(WireModel):
     def to_wire(self) -> dict[str, Any]:
         """The `session` object of `session.created` and `session.updated`."""
         dumped = self.model_dump(mode="json", exclude_none=True)
-        midstream = {name: dumped.pop(name) for name in ("strategy", "events", "offsets", "sampling")}
+        midstream = {name: dumped.pop(name) for name in ("strategy", "lossless", "events", "offsets", "sampling")}
         fixed = {"object": "realtime.session", "parallel_tool_calls": False, "tracing": None, "prompt": None}
         return {"type": "realtime", **dumped, **fixed, "midstream": midstream}
 
@@ -290,7 +292,7 @@ class SessionConfig(WireModel):
             raise
 
 
-_CLEARED = MidstreamPatch(strategy=None, events=None, sampling=None, offsets=None)
+_CLEARED = MidstreamPatch(strategy=None, lossless=None, events=None, sampling=None, offsets=None)
 _FIELDS = frozenset(SessionConfig.model_fields)
 _BARE_SAMPLING = frozenset({"temperature", "top_p", "seed"})
 

@@ -144,7 +144,7 @@ addEventListener("online", () => connection.retryNow());
 
 // Controls
 
-strategy.value = localStorage.getItem(STRATEGY_KEY) ?? "prefill";
+strategy.value = localStorage.getItem(STRATEGY_KEY) ?? "auto";
 strategy.addEventListener("change", () => {
   localStorage.setItem(STRATEGY_KEY, strategy.value);
   configureSession();

@@ -1,12 +1,30 @@
-// What the model has read of the unsent text, and the notes it takes on it.
+// What is done with the unsent text and why, what the model has read of it, its notes, and the answer it has begun.
 
 import { commonPrefixLength } from "./text_splice.js";
+
+const PLANS = {
+  off: "Leaves this text alone",
+  prefill: "Reads along",
+  draft: "Begins to answer in pauses",
+  notes: "Takes notes",
+};
+const REASONS = {
+  too_long: "it is too long",
+  busy: "others are waiting for answers",
+  many_sentences: "there is enough to think about",
+  drafts_pay: "that has paid lately",
+  drafts_wasted: "begun answers were of little use lately",
+  drafts_untried: "worth a try",
+};
+const DROPPED = { changed: "the text changed", engine: "the engine restarted" };
 
 export class ThinkingPanel {
   #panel = document.getElementById("thinking");
   #reading = document.getElementById("reading");
   #meter = document.getElementById("meter");
   #list = document.getElementById("notes");
+  #plan = document.getElementById("plan");
+  #draft = document.getElementById("draft");
   #read = document.getElementById("read");
   #unread = document.getElementById("unread");
   #composer;
@@ -37,6 +55,7 @@ export class ThinkingPanel {
   reset() {
     this.#sent = false;
     this.#readLength = this.#tokens = 0;
+    this.#plan.textContent = this.#draft.textContent = "";
     this.#forgetNotes();
     this.#draw();
   }
@@ -47,6 +66,11 @@ export class ThinkingPanel {
     else if (event.type === "midstream.inference.delta") this.#append(event);
     else if (event.type === "midstream.inference.done") this.#done(event);
     else if (event.type === "midstream.inference.discarded") this.#discarded(event);
+    else if (event.type === "midstream.strategy") this.#planned(event);
+    else if (event.type === "midstream.draft.started") this.#draft.textContent = "The answer is begun";
+    else if (event.type === "midstream.draft.tool") this.#draft.textContent = `The answer is begun and uses ${event.name}`;
+    else if (event.type === "midstream.draft.discarded") this.#draftDropped(event);
+    else if (event.type === "midstream.turn") this.#turnEnded(event);
   }
 
   #edited() {
@@ -62,6 +86,20 @@ export class ThinkingPanel {
     this.#readLength = commonPrefixLength(then.slice(0, count), this.#text);
     this.#tokens = tokens;
     this.#draw();
+  }
+
+  #planned({ strategy, reason }) {
+    this.#plan.textContent = `${PLANS[strategy] ?? strategy}: ${REASONS[reason] ?? reason}`;
+  }
+
+  #draftDropped({ reason }) {
+    this.#draft.textContent = `A begun answer was dropped: ${DROPPED[reason] ?? reason}`;
+  }
+
+  #turnEnded({ draft, draft_tokens: tokens }) {
+    if (!draft) return;
+    const ready = tokens === 1 ? "1 token was" : `${tokens} tokens were`;
+    this.#draft.textContent = tokens ? `${ready} ready when you sent` : "The begun answer was of no use";
   }
 
   #draw() {

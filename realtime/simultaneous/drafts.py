@@ -147,7 +147,7 @@ class Drafts:
     def _basis(self) -> Basis | None:
         """Of the answer to the text as it is; None where there is to be no draft."""
         node, config = self._actor.node, self._actor.session.config
-        if config.strategy != "draft" or not self._actor.journal.has_sockets:
+        if self._actor.thinker.strategy != "draft" or not self._actor.journal.has_sockets:
             return None
         prompt = self._answer_prompt()
         if prompt is None:
@@ -232,6 +232,7 @@ class Drafted:
         trace.drafts, trace.draft = self._tally.started, self._outcome
         trace.draft_tokens, trace.draft_wasted_tokens = self._used, wasted
         self._actor.node.metrics.drafts(self._tally.started, self._outcome, self._used, wasted)
+        self._actor.thinker.drafts_ended(self._tally.started, self._used, wasted)
 
     def _let_go(self, draft: Draft) -> None:
         self._draft = None

@@ -18,6 +18,7 @@ from realtime.conversation import Item, Message
 from realtime.session_config import SessionConfig
 from realtime.simultaneous import layouts
 from realtime.simultaneous.actions import ACTION_GRAMMAR, NOTE_TOKEN_BUDGET, parse_action
+from realtime.simultaneous.auto import UNDECIDED, Chosen, DraftHistory, Situation, choose
 from realtime.simultaneous.drafts import Drafted, Drafts
 from realtime.simultaneous.layouts import Entry
 from realtime.simultaneous.segmenter import stable_segments
@@ -37,6 +38,8 @@ class Thinker:
         self._fmt = actor.node.format
         self._tokenizer = actor.node.format.stable_tokenizer()
         self._drafts = Drafts(actor, self._prompt_if_sent, self.prefilled, self.update)
+        self._choice = UNDECIDED
+        self._draft_history = DraftHistory()
         self._entries: list[Entry] = []
         self._committed: tuple[str, list[Entry]] | None = None
         self._note: asyncio.Task[None] | None = None
@@ -83,8 +86,22 @@ class Thinker:
         trace.prefilled_before_commit = self._prefilled
         trace.notes = len(self._committed[1]) if self._committed is not None else 0
         trace.spans += self._spans
+        trace.strategy, self._choice = self.strategy, UNDECIDED
         self._prefilled, self._spans = 0, []
         return self._drafts.hand_over()
+
+    @property
+    def strategy(self) -> Chosen:
+        """What is done with the unsent text of this turn."""
+        strategy = self._actor.session.config.strategy
+        return self._choice.strategy if strategy == "auto" else strategy
+
+    def drafts_ended(self, started: int, used: int, wasted: int) -> None:
+        """A turn is over that had so many drafts, with so many tokens of use and so many without."""
+        if started:
+            self._draft_history.drafted(used, wasted)
+        else:
+            self._draft_history.not_drafted()
 
     def turn_ended(self) -> None:
         """From now on history is canonical: no notes."""
@@ -142,7 +159,7 @@ class Thinker:
 
     def answer_prompt(self, config: SessionConfig, items: list[Item]) -> list[int]:
         """The prompt of a response to these items: canonical, unless notes about the last one are to be used."""
-        if self._committed is not None and config.strategy == "notes" and items:
+        if self._committed is not None and config.strategy in ("notes", "auto") and items:
             item_id, entries = self._committed
             last = items[-1]
             if isinstance(last, Message) and last.id == item_id and any(entry.note_tokens for entry in entries):
@@ -155,9 +172,11 @@ class Thinker:
         actor = self._actor
         config = actor.session.config
         self._drafts.revise()
-        if actor.turn is not None or config.strategy == "off":
-            return
         text = actor.session.buffer.text
+        if actor.turn is None and config.strategy == "auto":
+            self._choose(config, text)
+        if actor.turn is not None or self.strategy == "off":
+            return
         self._match(text)
         if self._note is not None or (context := actor.context.now) is None:
             return
@@ -173,6 +192,24 @@ class Thinker:
         except EngineError as error:
             log.warning("session %s: %s", actor.session_id, error)
             actor.context.discard()
+
+    def _choose(self, config: SessionConfig, text: str) -> None:
+        """A choice stands for as long as something is under way that was begun because of it."""
+        if not text.strip() or self._drafts.is_open or self._note or self._entries or self._committed:
+            return
+        actor, client = self._actor, self._actor.node.link.current
+        length = len(actor.prompt.base(config, actor.session.conversation)) + len(self._tokenizer.update(text)[0])
+        awaited = client.stats.awaited if client is not None and client.stats is not None else 0
+        situation = Situation(length < actor.node.max_context, awaited, len(stable_segments(text)), config.lossless)
+        choice = choose(situation, self._draft_history)
+        if choice != self._choice:
+            self._choice = choice
+            actor.journal.emit_extension(
+                "midstream.strategy",
+                revision=actor.session.buffer.revision,
+                strategy=choice.strategy,
+                reason=choice.reason,
+            )
 
     # Drafts
 
@@ -242,7 +279,7 @@ class Thinker:
 
     def _unread(self, config: SessionConfig, text: str) -> str:
         """Complete segments that no entry has read yet."""
-        if config.strategy != "notes" or len(self._entries) >= self._actor.node.settings.max_notes:
+        if self.strategy != "notes" or len(self._entries) >= self._actor.node.settings.max_notes:
             return ""
         stable = "".join(stable_segments(text))
         return stable[_length(self._entries) :]

@@ -47,6 +47,7 @@ async def overflow(page: Page) -> int:
 
 async def test_a_question_edited_while_it_is_typed_is_read_along_and_answered(page: Page) -> None:
     box = await open_chat(page)
+    await page.get_by_test_id("strategy").select_option("prefill")
     read = page.get_by_test_id("read-ahead")
     await page.evaluate(WATCH_ANSWERS)
     await box.press_sequentially("What is the capitel of Fra", delay=KEY_DELAY_MS)
@@ -73,6 +74,19 @@ async def test_a_question_edited_while_it_is_typed_is_read_along_and_answered(pa
     ready = re.search(r"(\d+) of (\d+)", await badge.inner_text())
     assert ready is not None
     assert 0 < int(ready[1]) <= int(ready[2])
+
+
+async def test_the_page_says_what_is_done_with_the_text_and_what_became_of_it(page: Page, artifacts: Path) -> None:
+    box = await open_chat(page)
+    await expect(page.get_by_test_id("strategy")).to_have_value("auto")
+    await box.press_sequentially(QUESTION, delay=KEY_DELAY_MS)
+    await expect(page.get_by_test_id("plan")).to_have_text("Begins to answer in pauses: worth a try")
+    await expect(page.get_by_test_id("draft")).to_have_text("The answer is begun")
+    await expect(page.get_by_test_id("answer")).to_have_count(0)
+    await page.screenshot(path=artifacts / "chat_auto.png")
+    await page.keyboard.press("Enter")
+    await expect(page.get_by_test_id("answer")).to_contain_text("Paris")
+    await expect(page.get_by_test_id("draft")).to_have_text(re.compile(r"\d+ tokens? w(as|ere) ready when you sent"))
 
 
 async def test_the_calculator_answers_exactly(page: Page, artifacts: Path) -> None:

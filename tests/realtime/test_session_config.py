@@ -163,7 +163,7 @@ def test_the_wire_form_is_the_full_configuration() -> None:
     assert wire["tools"] == [SERVER]
     assert wire["tool_choice"] == FORCED
     assert wire["truncation"] == "auto"
-    assert wire["midstream"]["strategy"] == "prefill"
+    assert wire["midstream"]["strategy"] == "auto"
     assert wire["midstream"]["sampling"]["temperature"] == 0.0
 
 

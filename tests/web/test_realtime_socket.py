@@ -111,7 +111,7 @@ async def test_a_new_session_is_announced_and_attached(server: Running, node: No
         assert "seq" not in created
         session = created["session"]
         assert session["model"] == "tiny"
-        assert session["midstream"]["strategy"] == "prefill"
+        assert session["midstream"]["strategy"] == "auto"
         (attach,) = await node.receive(Attach)
         assert (attach.session, attach.owner, attach.last_event_id) == (session["id"], LOCAL_OWNER, -1)
         assert attach.web == server.web.id
