@@ -17,8 +17,8 @@ from engine.interception.policies import POLICIES
 
 UNCHUNKED = ("discard", "improved-discard")
 """Policies that are older than chunked prefill: whole prompts in iterations of their own, as vLLM did then."""
-UNCHUNKED_TOKENS = 2560
-"""Of such an iteration."""
+UNCHUNKED_TOKENS = 2048
+"""Of such an iteration, for models of 2,048 positions."""
 
 
 class BadOption(ValueError):

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from bench.interception.figures import Memory, Outcome, memory_of
 from bench.interception.host import Host
 from bench.interception.setting import Setting
-from bench.interception.timed_model import TOKEN, TimedModel, VirtualClock
+from bench.interception.timed_model import TOKEN, KnownStepTime, TimedModel, VirtualClock
 from bench.interception.workload import Request
 from engine.admission import Admission
 from engine.core import EngineCore
@@ -52,9 +52,11 @@ class Simulation:
         longest = max((request.length for request in requests), default=0)
         if longest > self.model.max_context:
             raise TooLong(f"a request of {longest} tokens; the KV pool has {self.model.max_context}")
+        scheduler = Scheduler(step_tokens, clock=self.clock)
+        scheduler.step_time = KnownStepTime(setting.timing, mixes=mixes)
         self.core = EngineCore(
             [self.model],
-            Scheduler(step_tokens, clock=self.clock),
+            scheduler,
             Admission(_UNLIMITED, _UNLIMITED, _UNLIMITED),
             speculate=False,
             clock=self.clock,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from bench.interception.setting import Setting
-from engine.interception.policy import Policy
+from engine.interception.policy import Policy, Timing
 from engine.kv.blocks import BlockPool
 from engine.kv.planes import Planes
 from engine.kv.slots import SlotPool
@@ -18,6 +18,7 @@ from engine.model.batch import Batch
 from engine.model.sampler import Sampled, SampledToken
 from engine.scheduler import Work
 from engine.served_model import ServedModel
+from engine.step_time import StepTime
 
 TOKEN = 0
 VOCAB = 1 << 31
@@ -32,6 +33,31 @@ class VirtualClock:
 
     def __call__(self) -> float:
         return self.now
+
+
+class KnownStepTime(StepTime):
+    """Predicts what `TimedModel` does instead of learning it.
+
+    Without `mixes` tokens always have an iteration of their own, so they cost all of it (eq. 1 of InferCept); new
+    prompts that share it are taken to be free.
+    """
+
+    def __init__(self, timing: Timing, *, mixes: bool) -> None:
+        super().__init__()
+        self._timing = timing
+        self._mixes = mixes
+
+    def learn(self, model: int, tokens: int, context_tokens: int, seconds: float) -> None:
+        """Nothing."""
+
+    def predict(self, model: int, tokens: int, context_tokens: int = 0) -> float:
+        """See `StepTime`."""
+        return self._timing.forward_s(tokens, context_tokens)
+
+    def extra(self, model: int, tokens: int, context_tokens: int = 0, *, joins: bool) -> float:
+        """See `StepTime`."""
+        alone = self.predict(model, tokens, context_tokens)
+        return alone - self.predict(model, 0) if joins and self._mixes else alone
 
 
 class TimedModel(ServedModel):

@@ -74,7 +74,7 @@ def test_a_damaged_profile_is_refused_with_its_name(tmp_path: Path, text: str) -
 
 
 def test_released_constants_mean_what_was_decoded() -> None:
-    six, thirteen = PROFILES["gptj-6b"], PROFILES["vicuna-13b"]
+    six, thirteen = PROFILES["gptj-6b"], PROFILES["vicuna-13b-tp2"]
     assert six.forward_s(384, 0) == pytest.approx(0.0278, rel=0.01)
     assert thirteen.forward_s(384, 0) == pytest.approx(0.0261, rel=0.01)
     # 448 and 400 KiB a token: 10 and 5 GB/s.

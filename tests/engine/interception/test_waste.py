@@ -36,7 +36,7 @@ def test_equations_1_to_5_by_hand() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"), [("gptj-6b", (0.63, 2.4, 7.5)), ("vicuna-13b", (0.39, 1.5, 4.5))], ids=["6B", "13B on 2"]
+    ("name", "expected"), [("gptj-6b", (0.63, 2.4, 7.5)), ("vicuna-13b-tp2", (0.39, 1.5, 4.5))], ids=["6B", "13B on 2"]
 )
 def test_break_even_times_of_the_released_constants(name: str, expected: tuple[float, float, float]) -> None:
     loads = ((16, 12_800), (64, 51_200), (200, 160_000))
