@@ -76,9 +76,9 @@ struct Partial {
   void merge(const Partial& other, int rows, int dims) {
     for (int r = 0; r < rows; r++) {
       float top = std::max(greatest[r], other.greatest[r]);
-      Floats scales = exp2(Floats{greatest[r] - top, other.greatest[r] - top});
       // exp2 ends at 2^-126, which is not nothing for a row that has seen nothing.
-      float mine = total[r] > 0 ? scales[0] : 0, others = other.total[r] > 0 ? scales[1] : 0;
+      float mine = total[r] > 0 ? exp2(greatest[r] - top) : 0;
+      float others = other.total[r] > 0 ? exp2(other.greatest[r] - top) : 0;
       greatest[r] = top;
       total[r] = total[r] * mine + other.total[r] * others;
       for (int d = 0; d < dims; d += kLanes) {
@@ -223,14 +223,14 @@ class Attention {
     Floats scores[kChunkBlocks], greatest = splat(partial.greatest[row]);
     for (int i = 0; i < kChunkBlocks; i++) {
       scores[i] = load(scratch.scores + row * kChunk + i * kBlock);
-      if (visible < (i + 1) * kBlock) scores[i] = kLaneNumbers + i * kBlock < visible ? scores[i] : splat(-1e30f);
+      if (visible < (i + 1) * kBlock) scores[i] = select(lane_numbers() < visible - i * kBlock, scores[i], splat(-1e30f));
       greatest = max(greatest, scores[i]);
     }
-    const float top = largest(greatest), rescale = exp2(splat(partial.greatest[row] - top))[0];
+    const float top = largest(greatest), rescale = exp2(partial.greatest[row] - top);
     Floats total{};
     for (int i = 0; i < kChunkBlocks; i++) {
       Floats weights = exp2(scores[i] - top);
-      if (visible < (i + 1) * kBlock) weights = kLaneNumbers + i * kBlock < visible ? weights : Floats{};
+      if (visible < (i + 1) * kBlock) weights = select(lane_numbers() < visible - i * kBlock, weights, Floats{});
       total += weights;
       store(scratch.weights + (i * kTileRows + row) * kBlock, weights);
     }

@@ -68,16 +68,17 @@ struct Q4Tile {
   int32_t words[4][kLanes];
 };
 
-inline Floats inverses(Floats scales) { return scales > 0 ? 1 / scales : Floats{}; }
+inline Floats inverses(const Floats& scales) { return select(scales > 0.0f, splat(1.0f) / scales, Floats{}); }
 
 // w = scale * q with the largest |q| at 127: what GGUF's Q8_0 does, so such weights come back as they were.
 inline void encode(const float* tile, Int8Tile* target) {
   Floats greatest{};
   for (int e = 0; e < kTile; e += kLanes) greatest = max(greatest, max(load(tile + e), -load(tile + e)));
-  const Floats inverse = inverses(store_half(target->scale, greatest / 127));
+  const Floats inverse = inverses(store_half(target->scale, greatest / 127.0f));
   for (int e = 0; e < kTile; e += kLanes) {
-    Ints q = round_between(load(tile + e) * inverse, -127, 127);
-    *reinterpret_cast<Bytes*>(target->values + e) = __builtin_convertvector(q, Bytes);
+    each(round_between(load(tile + e) * inverse, -127, 127), [&](IntPart part, int first) {
+      *reinterpret_cast<BytePart*>(target->values + e + first) = __builtin_convertvector(part, BytePart);
+    });
   }
 }
 
@@ -85,7 +86,7 @@ inline void encode(const float* tile, Int8Tile* target) {
 inline void encode(const float* tile, Q4Tile* target) {
   Floats low = load(tile), high = low;
   for (int e = kLanes; e < kTile; e += kLanes) low = min(low, load(tile + e)), high = max(high, load(tile + e));
-  const Floats inverse = inverses(store_half(target->scale, (high - low) / 15));
+  const Floats inverse = inverses(store_half(target->scale, (high - low) / 15.0f));
   low = store_half(target->minimum, low);
   for (int w = 0; w < 4; w++) {
     Ints word{};
@@ -135,11 +136,11 @@ struct FewRows {
 
 // Bytes of the inputs 0 ... 15 and 16 ... 31, lowest bits of `first` and `second`, in the order of products with a
 // Q4Tile: in fours as far from one another as the nibbles of every second place in a word.
-inline void store_bytes(int8_t* target, Ints first, Ints second) {
-  constexpr Ints kUpper = {8, 9, 10, 11, 12, 13, 14, 15}, kOrder = {0, 4, 1, 5, 2, 6, 3, 7};
+inline void store_bytes(int8_t* target, const Ints& first, const Ints& second) {
+  constexpr int32_t kUpper[kLanes] = {8, 9, 10, 11, 12, 13, 14, 15}, kOrder[kLanes] = {0, 4, 1, 5, 2, 6, 3, 7};
   const Ints pairs = (first & 255) | (second & 255) << 16;
-  const Ints upper = reinterpret_cast<Ints>(permute(reinterpret_cast<Floats>(pairs), kUpper));
-  const Ints fours = reinterpret_cast<Ints>(permute(reinterpret_cast<Floats>(pairs | upper << 8), kOrder));
+  const Ints upper = bits(permute(from_bits(pairs), load(kUpper)));
+  const Ints fours = bits(permute(from_bits(pairs | upper << 8), load(kOrder)));
   std::memcpy(target, &fours, kTileInputs);
 }
 

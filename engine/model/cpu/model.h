@@ -207,7 +207,7 @@ class Model : public AnyModel {
     normalise(layer.post_norm, rows, [](int row) { return row; });
     multiply(thread, layer.gate_up, normed_, rows, [&](int panel, int row, const float* values) {
       Floats gate = load(values), up = load(values + kLanes);
-      gate = gate / (1 + exp2(gate * -1.44269504f));
+      gate = gate / (exp2(gate * -1.44269504f) + 1.0f);
       store(gated_.as<T>() + left_index(row, panel * kLanes, sizes_.intermediate / kTileInputs), gate * up);
     });
     multiply(thread, layer.down, gated_, rows, AddToResidual{this});

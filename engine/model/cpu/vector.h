@@ -1,25 +1,17 @@
-// Sixteen floats at a time, in GCC's vector extension: AVX-512 where the processor has it, right everywhere.
+// What the kernels do with sixteen numbers: conversions, rounding, products. AVX-512 and AVX2 where the processor has
+// them, right everywhere.
 #pragma once
 
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#ifdef __x86_64__
-#include <immintrin.h>
-#endif
+
+#include "lanes.h"
 
 namespace midstream {
 
-constexpr int kLanes = 16;
-
-typedef float Floats __attribute__((vector_size(64)));
-typedef int32_t Ints __attribute__((vector_size(64)));
-typedef float UnalignedFloats __attribute__((vector_size(64), aligned(4), may_alias));
-typedef int32_t UnalignedInts __attribute__((vector_size(64), aligned(4), may_alias));
-typedef int8_t Bytes __attribute__((vector_size(16), aligned(1), may_alias));
-typedef uint16_t Halves __attribute__((vector_size(32), aligned(2), may_alias));
-
-constexpr Ints kLaneNumbers = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+typedef int8_t BytePart __attribute__((vector_size(kPartLanes), aligned(1), may_alias));
+typedef uint16_t HalfPart __attribute__((vector_size(2 * kPartLanes), aligned(2), may_alias));
 
 struct bf16 {
   uint16_t bits;
@@ -29,15 +21,15 @@ struct bf16 {
 template <class T>
 constexpr int kPair = 4 / sizeof(T);
 
-inline Floats splat(float value) { return Floats{} + value; }
-inline Ints splat(int32_t value) { return Ints{} + value; }
-
-inline Floats load(const float* source) { return *reinterpret_cast<const UnalignedFloats*>(source); }
-inline Ints load(const int32_t* source) { return *reinterpret_cast<const UnalignedInts*>(source); }
-
 inline Floats load(const bf16* source) {
-  Ints wide = __builtin_convertvector(*reinterpret_cast<const Halves*>(source), Ints);
-  return reinterpret_cast<Floats>(wide << 16);
+  return build<Floats>([&](int first) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(source + first)));
+#else
+    const IntPart wide = __builtin_convertvector(*reinterpret_cast<const HalfPart*>(source + first), IntPart);
+#endif
+    return reinterpret_cast<FloatPart>((IntPart)wide << 16);
+  });
 }
 
 inline float widen(float value) { return value; }
@@ -50,42 +42,46 @@ inline float widen(bf16 value) {
 }
 
 inline Floats load(const int8_t* source) {
-#ifdef __AVX512F__
-  return (Floats)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(source))));
+  return build<Floats>([&](int first) {
+#if defined(__AVX512F__)
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(source + first));
+    return (FloatPart)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
+#elif defined(__AVX2__)
+    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(source + first));
+    return (FloatPart)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
 #else
-  return __builtin_convertvector(*reinterpret_cast<const Bytes*>(source), Floats);
+    return __builtin_convertvector(*reinterpret_cast<const BytePart*>(source + first), FloatPart);
 #endif
+  });
 }
 
-inline void store(float* target, Floats values) { *reinterpret_cast<UnalignedFloats*>(target) = values; }
+inline Ints rounded_up_half(const Ints& bits) { return bits + ((bits >> 16) & 1) + 0x7fff; }
 
 // Rounds to nearest, ties to even.
-inline void store(bf16* target, Floats values) {
+inline void store(bf16* target, const Floats& values) {
 #ifdef __AVX512BF16__
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(target), (__m256i)_mm512_cvtneps_pbh((__m512)values));
 #else
-  Ints bits = reinterpret_cast<Ints>(values);
-  bits = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-  *reinterpret_cast<Halves*>(target) = __builtin_convertvector(bits, Halves);
+  each(rounded_up_half(bits(values)) >> 16, [&](IntPart part, int first) {
+    *reinterpret_cast<HalfPart*>(target + first) = __builtin_convertvector(part, HalfPart);
+  });
 #endif
 }
 
 // Two inputs of sixteen outputs in the order of a tile.
-inline void store_pairs(float* target, Floats even, Floats odd) {
+inline void store_pairs(float* target, const Floats& even, const Floats& odd) {
   store(target, even);
   store(target + kLanes, odd);
 }
 
-inline void store_pairs(bf16* target, Floats even, Floats odd) {
+inline void store_pairs(bf16* target, const Floats& even, const Floats& odd) {
 #ifdef __AVX512BF16__
-  const __m512i order = (__m512i)(kLaneNumbers | (kLaneNumbers + kLanes) << 16);
+  const __m512i order = (__m512i)(lane_numbers() | (lane_numbers() + kLanes) << 16);
   __m512i apart = (__m512i)_mm512_cvtne2ps_pbh((__m512)odd, (__m512)even);
   _mm512_storeu_si512(target, _mm512_permutexvar_epi16(order, apart));
 #else
-  Ints low = reinterpret_cast<Ints>(even), high = reinterpret_cast<Ints>(odd);
-  low = (low + 0x7fff + ((low >> 16) & 1)) >> 16 & 0xffff;
-  high = (high + 0x7fff + ((high >> 16) & 1)) & ~0xffff;
-  *reinterpret_cast<UnalignedInts*>(target) = low | high;
+  const Ints low = rounded_up_half(bits(even)) >> 16 & 0xffff, high = rounded_up_half(bits(odd)) & ~0xffff;
+  store(reinterpret_cast<int32_t*>(target), low | high);
 #endif
 }
 
@@ -97,29 +93,24 @@ inline void store(bf16* target, float value) {
   target->bits = static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
-inline Floats max(Floats a, Floats b) {
-#ifdef __AVX512F__
-  return (Floats)_mm512_max_ps((__m512)a, (__m512)b);
-#else
-  return a > b ? a : b;
-#endif
-}
-
-inline Floats min(Floats a, Floats b) { return -max(-a, -b); }
+inline Floats min(const Floats& a, const Floats& b) { return -max(-a, -b); }
 
 // Lane i of the result is lane indices[i] of the values.
-inline Floats permute(Floats values, Ints indices) {
+inline Floats permute(const Floats& values, const Ints& indices) {
 #ifdef __AVX512F__
   return (Floats)_mm512_permutexvar_ps((__m512i)indices, (__m512)values);
 #else
-  Floats result;
-  for (int i = 0; i < kLanes; i++) result[i] = values[indices[i]];
-  return result;
+  float from[kLanes], to[kLanes];
+  int32_t places[kLanes];
+  store(from, values);
+  store(places, indices);
+  for (int i = 0; i < kLanes; i++) to[i] = from[places[i]];
+  return load(to);
 #endif
 }
 
 template <class Combine>
-inline float reduce(Floats v, Combine combine) {
+inline float reduce(const Floats& v, Combine combine) {
   float lanes[kLanes];
   store(lanes, v);
   for (int width = kLanes / 2; width > 0; width /= 2)
@@ -127,7 +118,7 @@ inline float reduce(Floats v, Combine combine) {
   return lanes[0];
 }
 
-inline float sum(Floats v) {
+inline float sum(const Floats& v) {
 #ifdef __AVX512F__
   return _mm512_reduce_add_ps((__m512)v);
 #else
@@ -135,7 +126,7 @@ inline float sum(Floats v) {
 #endif
 }
 
-inline float largest(Floats v) {
+inline float largest(const Floats& v) {
 #ifdef __AVX512F__
   return _mm512_reduce_max_ps((__m512)v);
 #else
@@ -144,14 +135,14 @@ inline float largest(Floats v) {
 }
 
 // Infinities and NaN become 0.
-inline Floats finite(Floats v) { return v - v == 0 ? v : Floats{}; }
+inline Floats finite(const Floats& v) { return select(v - v == 0.0f, v, Floats{}); }
 
 // 2^x to about one unit in the last place; x below -126 gives 2^-126.
 inline Floats exp2(Floats x) {
   x = max(min(x, splat(126.0f)), splat(-126.0f));
   const Floats shift = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number
   Floats rounded = x + shift;
-  Ints exponent = reinterpret_cast<Ints>(rounded) << 23;
+  Ints exponent = bits(rounded) << 23;
   Floats f = x - (rounded - shift);
   Floats p = splat(1.5403530e-4f);  // Taylor terms ln(2)^n / n!: |f| <= 1/2 leaves an error below 2e-7
   p = p * f + 1.3333558e-3f;
@@ -160,17 +151,18 @@ inline Floats exp2(Floats x) {
   p = p * f + 2.4022651e-1f;
   p = p * f + 6.9314718e-1f;
   p = p * f + 1.0f;
-  return reinterpret_cast<Floats>(reinterpret_cast<Ints>(p) + exponent);
+  return from_bits(bits(p) + exponent);
 }
 
+inline float exp2(float x) { return first(exp2(splat(x))); }
+
 // The four-bit numbers i of all words, as floats.
-inline Floats nibbles(Ints words, int i) {
+inline Floats nibbles(const Ints& words, int i) {
 #ifdef __AVX512F__
   // A permutation looks at the low four bits of its indices only: shift and look up.
-  const Floats numbers = __builtin_convertvector(kLaneNumbers, Floats);
-  return permute(numbers, (Ints)_mm512_srli_epi32((__m512i)words, 4 * i));
+  return permute(to_floats(lane_numbers()), (Ints)_mm512_srli_epi32((__m512i)words, 4 * i));
 #else
-  return __builtin_convertvector((words >> (4 * i)) & 15, Floats);
+  return to_floats((words >> (4 * i)) & 15);
 #endif
 }
 
@@ -178,46 +170,52 @@ inline Floats nibbles(Ints words, int i) {
 inline Floats load_half(const uint16_t* source) {
 #ifdef __AVX512F__
   return (Floats)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(source)));
+#elif defined(__F16C__)
+  return build<Floats>([&](int first) {
+    return (FloatPart)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(source + first)));
+  });
 #else
-  Floats values;
+  float values[kLanes];
   for (int i = 0; i < kLanes; i++) {
     _Float16 half;
     std::memcpy(&half, source + i, 2);
     values[i] = half;
   }
-  return values;
+  return load(values);
 #endif
 }
 
 // Rounds to half precision; gives back what was kept.
-inline Floats store_half(uint16_t* target, Floats values) {
+inline Floats store_half(uint16_t* target, const Floats& values) {
+  float given[kLanes];
+  store(given, values);
   for (int i = 0; i < kLanes; i++) {
-    _Float16 half = static_cast<_Float16>(values[i]);
+    _Float16 half = static_cast<_Float16>(given[i]);
     std::memcpy(target + i, &half, 2);
   }
   return load_half(target);
 }
 
 // The nearest whole numbers, ties to even.
-inline Ints round_between(Floats values, float low, float high) {
+inline Ints round_between(const Floats& values, float low, float high) {
   const Floats shift = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number
-  return __builtin_convertvector(max(min(values, splat(high)), splat(low)) + shift - shift, Ints);
+  return to_ints(max(min(values, splat(high)), splat(low)) + shift - shift);
 }
 
 // accumulator + b * a for sixteen outputs, `a` being the inputs that lie side by side in b.
-inline Floats multiply_add(Floats accumulator, const float* b, const float* a) {
+inline Floats multiply_add(const Floats& accumulator, const float* b, const float* a) {
   return accumulator + load(b) * *a;
 }
 
-inline Floats multiply_add(Floats accumulator, const bf16* b, const bf16* a) {
+inline Floats multiply_add(const Floats& accumulator, const bf16* b, const bf16* a) {
   int32_t pair;
   std::memcpy(&pair, a, 4);
   Ints weights = load(reinterpret_cast<const int32_t*>(b));
 #ifdef __AVX512BF16__
   return (Floats)_mm512_dpbf16_ps((__m512)accumulator, (__m512bh)weights, (__m512bh)splat(pair));
 #else
-  accumulator += reinterpret_cast<Floats>(weights << 16) * reinterpret_cast<Floats>(splat(pair) << 16);
-  return accumulator + reinterpret_cast<Floats>(weights & ~0xffff) * reinterpret_cast<Floats>(splat(pair) & ~0xffff);
+  const Floats sum = accumulator + from_bits(weights << 16) * from_bits(splat(pair) << 16);
+  return sum + from_bits(weights & ~0xffff) * from_bits(splat(pair) & ~0xffff);
 #endif
 }
 
