@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from bench.cli import app as bench
+from bench.eval.cli import evaluate
 from bench.interception.cli import simulate
 from bench.profile_cli import profile
 from engine.settings import EngineSettings
@@ -94,6 +95,7 @@ def chat(
 
 app.command()(simulate)
 app.command()(profile)
+app.command("eval")(evaluate)
 app.add_typer(bench, name="bench")
 
 

@@ -53,10 +53,10 @@ class Driver:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._reader is not None:
-            self._reader.cancel()
-            await asyncio.gather(self._reader, return_exceptions=True)
+        # The reader ends with the socket. Cancelled in the moment in which an event comes, it might go on.
         await self._client.__aexit__(kind, error, trace)
+        if self._reader is not None:
+            await asyncio.gather(self._reader, return_exceptions=True)
 
     async def configure(self, *, midstream: dict[str, Any], **session: Any) -> None:
         """Before `play`; the offsets and events that it needs are added."""
