@@ -99,7 +99,8 @@ export class ThinkingPanel {
   #turnEnded({ draft, draft_tokens: tokens }) {
     if (!draft) return;
     const ready = tokens === 1 ? "1 token was" : `${tokens} tokens were`;
-    this.#draft.textContent = tokens ? `${ready} ready when you sent` : "The begun answer was of no use";
+    if (tokens) this.#draft.textContent = `${ready} ready when you sent`;
+    else this.#draft.textContent = draft === "promoted" ? "The begun answer went on" : "The begun answer was of no use";
   }
 
   #draw() {

