@@ -129,6 +129,7 @@ def test_resumed_from_a_hold_equals_generate(float32: Any, reference: Any, promp
 def test_bfloat16_splits_only_at_near_ties(real_folder: Path, prompts: list[list[int]]) -> None:
     reference = load_reference(real_folder, torch.bfloat16)
     driver = make_driver(load(real_folder, torch.bfloat16), blocks=400, block_size=16, step_tokens=256)
+    prompts = prompts[::3]  # Processors without bfloat16 products take seconds for each.
     for i, prompt in enumerate(prompts):
         driver.apply(m.Open(i, "foreground"), m.Append(i, prompt))
     gaps = [

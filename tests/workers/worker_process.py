@@ -20,8 +20,8 @@ class Worker:
 
     def end(self) -> None:
         self.process.terminate()
-        self.process.communicate(timeout=30)
+        self.process.communicate(timeout=90)
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.communicate(timeout=30)
+        self.process.communicate(timeout=90)
