@@ -1,6 +1,7 @@
 # make setup   everything into .venv: locked packages, this project, the default model
 # make serve   setup, then the whole server on this machine     (ARGS="--port 9000")
 # make test    setup, test tools, the whole test suite          (ARGS="tests/launch -x")
+# make compat  setup, then the official SDK, old and new, against a real server
 # make lint    ruff and mypy                                     make format   let ruff rewrite
 # make lock    new lock files from pyproject.toml                make clean    forget .venv and caches
 
@@ -11,9 +12,11 @@ BIN := .venv/bin
 STAMPS := .venv/stamps
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 ARGS ?=
+# The SDKs that tests/compat runs with, each in a virtual environment of its own.
+COMPAT ?= 3.57.0 1.109.1
 
 .DEFAULT_GOAL := serve
-.PHONY: setup dev serve test lint format lock chromium clean
+.PHONY: setup dev serve test compat lint format lock chromium clean
 
 setup: $(STAMPS)/model
 
@@ -24,6 +27,16 @@ serve: setup
 
 test: dev chromium
 	@exec $(BIN)/pytest $(ARGS)
+
+compat: dev $(COMPAT:%=.venv-compat-%/pyvenv.cfg)
+	@exec $(BIN)/python -m tests.compat.run $(COMPAT)
+
+.venv-compat-%/pyvenv.cfg:
+	@echo "Installing openai $* for tests/compat"
+	@rm -rf .venv-compat-$*.new && $(PYTHON) -m venv .venv-compat-$*.new
+	@.venv-compat-$*.new/bin/python -m pip --disable-pip-version-check install -qq \
+	  "openai[realtime]==$*" "$$(grep -o '^pytest==[0-9.]*' requirements/dev.txt)"
+	@mv .venv-compat-$*.new .venv-compat-$*
 
 lint: dev
 	$(BIN)/ruff check .

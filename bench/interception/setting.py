@@ -1,12 +1,11 @@
 """Machines and models that the simulator knows.
 
 All but the last are InferCept's: A100s, with the times and the link that the released constants decode to (see
-`engine.interception.profile`). Its ablation is of 13B without a number of GPUs: that must be one, for on two `discard`
-cannot waste the 20 to 30 % that are reported. To compute 7,000 tokens a second again (2 requests a second of the released
-file) takes two GPUs a fifth of the time, while contexts that run fill a fifth of their pool; it takes one GPU two fifths,
-which is the share that the paper has, and most of its pool is in use then.
-
-Bytes, pool and link of 13B on two GPUs are those of one of them.
+`engine.interception.profile`). Its ablation is of 13B without a number of GPUs: that must be one, for on two
+`discard` cannot waste the 20 to 30 % that are reported. To compute 7,000 tokens a second again (2 requests a second
+of the released file) takes two GPUs a fifth of the time, while contexts that run fill a fifth of their pool; it takes
+one GPU two fifths, which is the share that the paper has, and most of its pool is in use then. Bytes, pool and link
+of 13B on two GPUs are those of one of them.
 """
 
 from __future__ import annotations

@@ -130,10 +130,10 @@ PROFILES = {
         # InferCept's released constants, decoded: milliseconds in query tokens, 10 and 5 GB/s a GPU, S = 384.
         Profile("gptj-6b", 10e-3, 0.0463e-3, 0.0, 0.0459e-3),
         Profile("vicuna-13b-tp2", 15.4e-3, 0.0279e-3, 0.0, 0.0819e-3),
-        # Derived from those two, because none are released for 13B on one GPU. A token costs one GPU twice what it costs
-        # two. Reading weights at 1.6 TB/s (of 2.0) leaves 0.087 ms of the base for each of the 28 layers of 6B, so
-        # 26 GB and 40 layers take 19.7 ms; two GPUs should then take 11.6 ms, and the 3.8 ms that are missing to 15.4
-        # are 80 all-reduces of 0.05 ms. The link is that of 6B: 800 KiB a token at 10 GB/s.
+        # Derived from those two, because none are released for 13B on one GPU. A token costs one GPU twice what it
+        # costs two. Reading weights at 1.6 TB/s (of 2.0) leaves 0.087 ms of the base for each of the 28 layers of 6B,
+        # so 26 GB and 40 layers take 19.7 ms; two GPUs should then take 11.6 ms, and the 3.8 ms that are missing to
+        # 15.4 are 80 all-reduces of 0.05 ms. The link is that of 6B: 800 KiB a token at 10 GB/s.
         Profile("vicuna-13b", 19.7e-3, 0.0558e-3, 0.0, 0.0819e-3),
         # Derived: 16 GB of weights and 128 KiB of KV a token at 4.0 TB/s (of 4.8), 16 GFLOP a token at 600 TFLOP/s,
         # 50 GB/s to the host.
