@@ -17,7 +17,7 @@ from realtime.errors import ProtocolError, from_validation_error
 from realtime.ids import new_id, server_event
 from realtime.session_config import ResponseOptions, SessionPatch, WireModel
 
-__all__ = ["ClientEvent", "ProtocolError", "new_id", "parse_client_event", "server_event"]
+__all__ = ["CLIENT_EVENTS", "ClientEvent", "ProtocolError", "new_id", "parse_client_event", "server_event"]
 
 Revision = Annotated[int, Field(ge=0, le=2**53)]
 ItemId = Annotated[str, Field(min_length=1, max_length=64)]
@@ -95,7 +95,7 @@ class ResponseCancel(ClientEvent):
     response_id: ItemId | None = None
 
 
-_MODELS: dict[str, type[ClientEvent]] = {
+CLIENT_EVENTS: dict[str, type[ClientEvent]] = {
     "session.update": SessionUpdate,
     "input_text_buffer.append": BufferAppend,
     "input_text_buffer.replace": BufferReplace,
@@ -126,7 +126,7 @@ def parse_client_event(text: str) -> ClientEvent:
     if not isinstance(event_id, str) or len(event_id) > MAX_EVENT_ID:
         event_id = None
     _check_numbers(data, event_id)
-    model = _MODELS[_canonical_type(data, event_id)]
+    model = CLIENT_EVENTS[_canonical_type(data, event_id)]
     try:
         return model.model_validate(data)
     except ValidationError as error:
@@ -155,7 +155,7 @@ def _canonical_type(data: dict[str, Any], event_id: str | None) -> str:
     if type_.startswith(_AUDIO):
         raise ProtocolError("unsupported_modality", "audio is not supported, only text", "type", event_id)
     data["type"] = type_ = _ALIASES.get(type_, type_)
-    if type_ not in _MODELS:
+    if type_ not in CLIENT_EVENTS:
         raise ProtocolError("unknown_event", f"unknown event type {type_[:100]!r}", "type", event_id)
     return type_
 

@@ -16,7 +16,7 @@ from starlette.templating import Jinja2Templates
 from realtime.presence import announce
 from realtime.redis_connection import connect
 from realtime.tasks import cancel_and_wait
-from web import admin, chat_completions, errors, health, models, pages, realtime_socket, responses
+from web import admin, api_schema, chat_completions, errors, health, models, pages, realtime_socket, responses
 from web.dashboard import Dashboard
 from web.metrics import HttpMetrics, WebMetrics
 from web.nodes import NodeCache
@@ -76,6 +76,8 @@ def _routes(version: str) -> list[BaseRoute]:
         Route("/healthz", health.healthz),
         Route("/readyz", health.readyz),
         Route("/metrics", health.metrics),
+        Route("/docs/schema.json", api_schema.schema_json),
+        Route("/docs/asyncapi.json", api_schema.asyncapi_json),
         Route("/v1/models", models.list_models),
         Route("/v1/models/{model:path}", models.get_model),
         Route("/v1/chat/completions", chat_completions.chat_completions, methods=["POST"]),

@@ -15,6 +15,7 @@ from realtime import inbox
 from realtime.chat_format import ChatFormat
 from realtime.conversation import Message
 from realtime.engine_link import EngineLink
+from realtime.extension_events import EVENTS
 from realtime.host import Host
 from realtime.messages import Attach, ClientEvent, Completion, CompletionPart, Delivery, Detach, InboxMessage
 from realtime.node import Node
@@ -87,6 +88,7 @@ class RunningHost:
         events: list[dict[str, Any]] = []
         async for raw in self.deliveries():
             events.append(msgspec.json.decode(raw))
+            check_event(events[-1])
             if events[-1]["type"] == event_type:
                 break
         return events
@@ -96,6 +98,12 @@ class RunningHost:
         await self.send("input_text_buffer.commit", text=text)
         await self.send("response.create", response=response)
         return await self.events_until("response.done")
+
+
+def check_event(event: dict[str, Any]) -> None:
+    """Events of the extension are as they are published."""
+    if event["type"].startswith(("midstream.", "input_text_buffer.")):
+        assert not EVENTS[event["type"]].model_validate(event).model_extra
 
 
 @contextlib.asynccontextmanager

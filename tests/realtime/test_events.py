@@ -143,7 +143,7 @@ sessions = st.dictionaries(field_names, st.one_of(json_values, st.dictionaries(f
 
 @settings(max_examples=150, deadline=None)
 @given(
-    type_=st.one_of(json_values, st.sampled_from([*events._MODELS, "input_text.append"])),
+    type_=st.one_of(json_values, st.sampled_from([*events.CLIENT_EVENTS, "input_text.append"])),
     fields=st.dictionaries(field_names, st.one_of(json_values, sessions, st.lists(sessions, max_size=2)), max_size=4),
     raw=st.text(st.characters(), max_size=10),
 )
@@ -154,7 +154,7 @@ def test_anything_is_an_event_or_a_protocol_error(type_: Any, fields: dict[str, 
         except ProtocolError as error:
             json.dumps(error.to_event(), ensure_ascii=False).encode()
         else:
-            assert event.type in events._MODELS
+            assert event.type in events.CLIENT_EVENTS
             event.model_dump_json()
 
 
